@@ -1,0 +1,1 @@
+"""Development tasks: lint, types, tests, benchmarks of the toolkit itself."""

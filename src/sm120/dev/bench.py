@@ -1,0 +1,34 @@
+"""Benchmarks of the toolkit itself, by name. Add one to ``BENCHMARKS``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sm120 import errors
+from sm120.console import Console
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    summary: str
+    run: Callable[[Console], dict[str, object]]  # prints its table, returns what --json prints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    name: str = ""
+
+
+BENCHMARKS: dict[str, Benchmark] = {}
+
+
+def bench(options: Options) -> None:
+    console = Console.current()
+    if not options.name:
+        console.table("benchmarks", ("name", "measures"), [(name, b.summary) for name, b in sorted(BENCHMARKS.items())])
+        console.result({"schema": 1, "benchmarks": sorted(BENCHMARKS)})
+        return
+    if options.name not in BENCHMARKS:
+        raise errors.UsageError(
+            f"no benchmark is named {options.name!r}; {errors.nearest(options.name, sorted(BENCHMARKS))}"
+        )
+    console.result({"schema": 1, options.name: BENCHMARKS[options.name].run(console)})

@@ -1,0 +1,159 @@
+"""The Invoke namespace: one thin function a task, no logic. What they do is in ``src/sm120``."""
+
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.tasks import task
+
+from sm120 import entry
+
+HELP = {
+    "json": "print the result as one JSON document on stdout, everything else on stderr",
+    "verbose": "say more",
+    "home": "the folder that .sm120 and runs live in (default: SM120_HOME, or else the checkout)",
+    "dry_run": "print what would be done, and do nothing",
+    "device": "where the cells run: cpu or cuda (default: what the machine has)",
+    "stack": "the stack to use: a name in stacks/ or a TOML file",
+}
+
+
+def _help(*names: str, **own: str) -> dict[str, str]:
+    return {name.replace("_", "-"): text for name, text in {**{name: HELP[name] for name in names}, **own}.items()}
+
+
+@task(auto_shortflags=False, help=_help("stack", "dry_run", "home", "json", "verbose"))
+def setup(
+    c: Context, stack: str = "cpu", dry_run: bool = False, home: str = "", json: bool = False, verbose: bool = False
+) -> None:
+    """Install a stack into an environment of its own and prove it."""
+    entry.run(c, "sm120.stack.command:setup", stack=stack, dry_run=dry_run, home=home, json=json, verbose=verbose)
+
+
+@task(
+    auto_shortflags=False,
+    help=_help(
+        "stack",
+        "device",
+        "dry_run",
+        "home",
+        "json",
+        "verbose",
+        model="a checkpoint folder, a config.json, or a preset's name",
+        tp="tensor-parallel ranks that the model is cut into",
+        quick="fewer cases",
+        full="all cases",
+        self_test="inject every known fault and see that the judge catches it",
+        seeds="number of seeds for --self-test",
+        seed="the first seed",
+        only="patterns of cell names to run, separated by commas",
+        moe_backends="MoE backends to check, separated by commas",
+        fp4_backends="FP4 GEMM backends to check, separated by commas",
+        require_servable="fail unless a pair passed that a server on this machine can use",
+        resume="go on with a run that was interrupted: 'last' or its folder",
+        list="show the backends, whether each can be used here and why not, and run nothing",
+    ),
+)
+def validate_backends(
+    c: Context,
+    model: str = "",
+    tp: str = "",
+    quick: bool = False,
+    full: bool = False,
+    self_test: bool = False,
+    seeds: str = "",
+    seed: str = "",
+    only: str = "",
+    moe_backends: str = "",
+    fp4_backends: str = "",
+    stack: str = "",
+    require_servable: bool = False,
+    resume: str = "",
+    list: bool = False,
+    device: str = "",
+    dry_run: bool = False,
+    home: str = "",
+    json: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Check every backend's numbers on this machine, print the grid, write the gate."""
+    entry.run(
+        c,
+        "sm120.matrix.command:validate_backends",
+        model=model,
+        tp=tp,
+        quick=quick,
+        full=full,
+        self_test=self_test,
+        seeds=seeds,
+        seed=seed,
+        only=only,
+        moe_backends=moe_backends,
+        fp4_backends=fp4_backends,
+        stack=stack,
+        require_servable=require_servable,
+        resume=resume,
+        list=list,
+        device=device,
+        dry_run=dry_run,
+        home=home,
+        json=json,
+        verbose=verbose,
+    )
+
+
+@task(
+    name="test",
+    auto_shortflags=False,
+    help=_help(
+        "home",
+        "json",
+        "verbose",
+        slow="run the tests marked slow and network too",
+        only="parts to run, separated by commas: lint, types, toolkit, cells",
+        k="only tests whose names match, as pytest's -k",
+    ),
+)
+def dev_test(
+    c: Context,
+    slow: bool = False,
+    only: str = "",
+    k: str = "",
+    home: str = "",
+    json: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Run lint, types and all tests; each part runs even when another fails."""
+    entry.run(c, "sm120.dev.command:test", slow=slow, only=only, k=k, home=home, json=json, verbose=verbose)
+
+
+@task(name="lint", auto_shortflags=False, help=_help("json", "verbose"))
+def dev_lint(c: Context, json: bool = False, verbose: bool = False) -> None:
+    """Check style, formatting, imports between the packages, and that no file names a package host."""
+    entry.run(c, "sm120.dev.command:lint", json=json, verbose=verbose)
+
+
+@task(name="types", auto_shortflags=False, help=_help("home", "json", "verbose"))
+def dev_types(c: Context, home: str = "", json: bool = False, verbose: bool = False) -> None:
+    """Check types: the toolkit's, and the cells' with the CPU stack's torch."""
+    entry.run(c, "sm120.dev.command:types", home=home, json=json, verbose=verbose)
+
+
+@task(name="format", auto_shortflags=False, help=_help("json", "verbose"))
+def dev_format(c: Context, json: bool = False, verbose: bool = False) -> None:
+    """Format all Python files, and mend what ruff can mend safely."""
+    entry.run(c, "sm120.dev.command:reformat", json=json, verbose=verbose)
+
+
+@task(
+    name="bench",
+    auto_shortflags=False,
+    positional=["name"],
+    help=_help("home", "json", "verbose", name="which benchmark of the toolkit itself; without it, the names"),
+)
+def dev_bench(c: Context, name: str = "", home: str = "", json: bool = False, verbose: bool = False) -> None:
+    """Measure the toolkit itself."""
+    entry.run(c, "sm120.dev.bench:bench", name=name, home=home, json=json, verbose=verbose)
+
+
+dev = Collection("dev", dev_test, dev_lint, dev_types, dev_format, dev_bench)
+namespace = Collection(setup, validate_backends, dev)
+namespace.add_task(dev_test, name="test")
