@@ -169,7 +169,8 @@ class Console:
             yield progress
 
     def result(self, obj: Mapping[str, object]) -> None:
-        """Keeps what --json prints at the end of the task: one document on stdout."""
+        """Keeps what --json prints at the end of the task: one document on stdout. ValueError, TypeError: no JSON."""
+        json.dumps(obj, allow_nan=False)
         self._result = dict(obj)
 
     def finish(self, error: "ToolkitError | None" = None) -> None:

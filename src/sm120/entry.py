@@ -46,6 +46,15 @@ def _call(settings: Mapping[str, object], target: str, flags: Mapping[str, objec
 
 def guarded(body: Callable[[], int], flags: Mapping[str, object]) -> int:
     """The exit code of ``body``; its errors are printed, never raised."""
+    try:
+        return _guarded(body, flags)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain again while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _guarded(body: Callable[[], int], flags: Mapping[str, object]) -> int:
     Console.create(json=bool(flags.get("json")), verbose=bool(flags.get("verbose")))
     error: errors.ToolkitError | None = None
     code = 0
@@ -57,9 +66,7 @@ def guarded(body: Callable[[], int], flags: Mapping[str, object]) -> int:
     except KeyboardInterrupt:
         error = errors.Interrupted("interrupted; what was done is kept", remedy="run the same command again to go on")
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain again while it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        raise
     except Exception as raised:  # noqa: BLE001 - the last line of defence: no traceback reaches the user
         error = _unexpected(raised)
     Console.current().finish(error)

@@ -304,7 +304,8 @@ def make_plan(
     only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Subjects, cells and what was reduced, as the door's plan. UnknownBackendError for a name that is not offered."""
-    size = (_GPU if device.type == "cuda" else _CPU)[profile]
+    size = _size(profile, device, servable=True)
+    reference_size = _size(profile, device, servable=False)
     all_dense, all_moe = dense_backends(), moe_backends()
     dense_names = _chosen(all_dense, dense) if "dense" in operations else []
     moe_names = _chosen(all_moe, moe) if "moe" in operations else []
@@ -314,12 +315,14 @@ def make_plan(
         reason = all_dense[name].unsupported(device)
         subjects.append(_subject(f"dense:{name}", None, name, reason, all_dense[name].servable))
         if reason is None:
-            cells += _dense_cells(name, all_dense[name], shapes, size, seed)
+            its_size = size if all_dense[name].servable else reference_size
+            cells += _dense_cells(name, all_dense[name], shapes, its_size, seed)
     for name in moe_names:
         reason = all_moe[name].unsupported(device)
         subjects.append(_subject(f"moe:{name}", name, None, reason, all_moe[name].servable))
         if reason is None:
-            cells += _moe_cells(name, all_moe[name], shapes, size, seed)
+            its_size = size if all_moe[name].servable else reference_size
+            cells += _moe_cells(name, all_moe[name], shapes, its_size, seed)
     if shapes.shared_intermediate is not None:
         for moe_name in moe_names:
             for dense_name in dense_names:
@@ -329,14 +332,22 @@ def make_plan(
                 block = _subject(f"block:{moe_name}+{dense_name}", moe_name, dense_name, reason, servable)
                 subjects.append(block)
                 if reason is None:
-                    cells.append(_block_cell(one, other, shapes, shapes.shared_intermediate, size, seed))
+                    its_size = size if servable else reference_size
+                    cells.append(_block_cell(one, other, shapes, shapes.shared_intermediate, its_size, seed))
     if only:
         cells = [cell for cell in cells if any(fnmatch.fnmatchcase(cell.id, pattern) for pattern in only)]
     return {
         "subjects": subjects,
         "cells": [cell.to_json() for cell in cells],
-        "reduced": _reduced(shapes, size, device),
+        "reduced": _reduced(shapes, reference_size, device),
     }
+
+
+def _size(profile: Profile, device: torch.device, *, servable: bool) -> Size:
+    """Reference backends loop over experts in Python: on a GPU they take what a CPU takes at full size."""
+    if device.type == "cpu":
+        return _CPU[profile]
+    return _GPU[profile] if servable else _CPU["quick" if profile == "quick" else "full"]
 
 
 def _subject(id_: str, moe: str | None, dense: str | None, reason: str | None, servable: bool) -> dict[str, Any]:
@@ -351,8 +362,8 @@ def _subject(id_: str, moe: str | None, dense: str | None, reason: str | None, s
 
 
 def _reduced(shapes: Shapes, size: Size, device: torch.device) -> list[str]:
-    """What differs from the model, in words."""
-    where = "a CPU" if device.type == "cpu" else "this profile"
+    """What differs from the model for reference backends, in words."""
+    where = "a CPU" if device.type == "cpu" else "a reference backend"
     notes = []
     if shapes.experts > size.experts:
         notes.append(f"experts {shapes.experts} -> {size.experts}: {where} takes fewer")

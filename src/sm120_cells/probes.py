@@ -23,6 +23,8 @@ SIX, FOUR = 0x7, 0x6
 READBACK_FACTOR = 6.0
 _WEIGHT_RMS = {"normal": 12.0, "span": 260.0}
 """RMS of code * block scale, by spread of the block scales."""
+_DISTINCT = 32
+"""Experts with bytes of their own: making 512 of a large model takes minutes and says nothing more."""
 _EXACT_LIMIT = 2**24  # FP32 holds every whole number up to here
 
 
@@ -280,13 +282,27 @@ def moe_operands(case: MoeCase) -> MoeOperands:
     return MoeOperands(_random_experts(case, gen, x.scale_2), values, ids, weights)
 
 
+def _distinct_experts(case: MoeCase) -> int:
+    """How many experts have bytes of their own; the others repeat them under global scales of their own.
+
+    A multiple of top_k, so that an isolated output column has the same one source in every expert.
+    """
+    return min(case.experts, -(-_DISTINCT // case.top_k) * case.top_k)
+
+
+def _repeated(case: MoeCase, *tensors: Tensor) -> list[Tensor]:
+    """Per-expert tensors of the distinct experts, for all experts."""
+    source = torch.arange(case.experts) % _distinct_experts(case)
+    return list(tensors) if len(source) == len(tensors[0]) else [t[source] for t in tensors]
+
+
 def _random_experts(case: MoeCase, gen: torch.Generator, input_scale: Tensor) -> MoeWeights:
     experts, hidden, inter = case.experts, case.hidden, case.intermediate
     spread = "span" if case.spread == "span" else "normal"
 
-    def stack(rows: int, k: int) -> tuple[Tensor, Tensor]:
-        q = _random_matrix(gen, experts * rows, k, spread, torch.ones(()))
-        return q.packed.view(experts, rows, k // 2), q.scales.view(experts, rows, k // BLOCK)
+    def stack(rows: int, k: int) -> list[Tensor]:
+        parts = [_random_matrix(gen, rows, k, spread, torch.ones(())) for _ in range(_distinct_experts(case))]
+        return _repeated(case, torch.stack([q.packed for q in parts]), torch.stack([q.scales for q in parts]))
 
     w13, w13_scales = stack(2 * inter, hidden)
     w2, w2_scales = stack(hidden, inter)
@@ -330,7 +346,7 @@ def _exact_experts(case: MoeCase, gen: torch.Generator, *, isolated: bool) -> Mo
     re-quantising the product is exact. isolated: an output column is fed by one element of one of the token's experts,
     so every rounding that a recipe may have is exact too; otherwise the down projection is dense.
     """
-    experts, hidden, inter = case.experts, case.hidden, case.intermediate
+    experts, hidden, inter = _distinct_experts(case), case.hidden, case.intermediate
     h_blocks, i_blocks = hidden // BLOCK, inter // BLOCK
     gate = torch.where(torch.rand(experts, i_blocks, BLOCK, hidden, generator=gen) < 0.5, 0, FOUR).to(torch.uint8)
     up = _bytes(gen, experts, i_blocks, BLOCK, hidden) & 0xF
@@ -343,24 +359,27 @@ def _exact_experts(case: MoeCase, gen: torch.Generator, *, isolated: bool) -> Mo
     up_scales = _binade(gen, experts, i_blocks, 1, h_blocks).expand(experts, i_blocks, BLOCK, h_blocks)
     codes = torch.cat([gate.reshape(experts, inter, hidden), up.reshape(experts, inter, hidden)], dim=1)
     scales = torch.cat([torch.full_like(up_scales, ONE), up_scales], dim=1).reshape(experts, 2 * inter, h_blocks)
-    exponents = torch.randint(0, 3, (experts,), generator=gen)
+    exponents = torch.randint(0, 3, (case.experts,), generator=gen)
     # x = 4 * 0.5, gate = 2 * 4 * scale_2 = 32, 64 or 128; product = gate * up, with a block maximum of 6 * that.
     w13_scale_2 = torch.exp2(2.0 + exponents)
     down, down_scales = _isolated_down(case, gen) if isolated else _dense_down(case, gen)
+    w13, w13_scales, w2, w2_scales = _repeated(
+        case, nvfp4.pack(codes), scales.contiguous(), nvfp4.pack(down), down_scales
+    )
     return MoeWeights(
-        w13=nvfp4.pack(codes),
-        w13_scales=scales.contiguous(),
+        w13=w13,
+        w13_scales=w13_scales,
         w13_scale_2=w13_scale_2,
-        w2=nvfp4.pack(down),
-        w2_scales=down_scales,
-        w2_scale_2=_power_of_two(gen, experts, low=-6, high=-3),
+        w2=w2,
+        w2_scales=w2_scales,
+        w2_scale_2=_power_of_two(gen, case.experts, low=-6, high=-3),
         input_scale=torch.tensor(0.5),
-        intermediate_scale=w13_scale_2 * w13_scale_2 * _power_of_two(gen, experts, low=-2, high=0),
+        intermediate_scale=w13_scale_2 * w13_scale_2 * _power_of_two(gen, case.experts, low=-2, high=0),
     )
 
 
 def _isolated_down(case: MoeCase, gen: torch.Generator) -> tuple[Tensor, Tensor]:
-    experts, hidden, inter = case.experts, case.hidden, case.intermediate
+    experts, hidden, inter = _distinct_experts(case), case.hidden, case.intermediate
     codes = torch.zeros(experts, hidden, inter, dtype=torch.uint8)
     out = torch.arange(hidden)
     for e in range(experts):
@@ -372,7 +391,7 @@ def _isolated_down(case: MoeCase, gen: torch.Generator) -> tuple[Tensor, Tensor]
 
 
 def _dense_down(case: MoeCase, gen: torch.Generator) -> tuple[Tensor, Tensor]:
-    shape = (case.experts, case.hidden, case.intermediate)
+    shape = (_distinct_experts(case), case.hidden, case.intermediate)
     return _codes(gen, *shape), _binade(gen, *shape[:2], case.intermediate // BLOCK)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sm120.console import Console
-from sm120.errors import NothingChecked, NumericsError
+from sm120.errors import NothingChecked, NumericsError, PreflightError
 from sm120.matrix.door import Door, greet
 from sm120.matrix.lost import WorkerError, WorkerRefused
 from sm120.matrix.plan import MalformedReply
@@ -70,7 +70,10 @@ def run(door: Door, seeds: Sequence[int], workers: int, advance: Callable[[int, 
     control = door.open("self-test-0")
     try:
         greet(control)
-        mutants = _list(control)
+        try:
+            mutants = _list(control)
+        except (WorkerError, WorkerRefused, MalformedReply) as error:
+            raise PreflightError(f"the worker could not list its faults: {error}", where=str(control.log)) from error
         todo: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         for seed in seeds:
             for index in range(len(mutants)):
@@ -95,8 +98,8 @@ def run(door: Door, seeds: Sequence[int], workers: int, advance: Callable[[int, 
                 lane.stop()
     finally:
         control.kill()
-    order = {(mutant["name"], seed): i for i, (seed, mutant) in enumerate((s, m) for m in mutants for s in seeds)}
-    return sorted(records, key=lambda record: order[record.name, record.seed])
+    order = {(mutant["operation"], mutant["name"]): number for number, mutant in enumerate(mutants)}
+    return sorted(records, key=lambda record: (order[record.operation, record.name], record.seed))
 
 
 class _Lane(threading.Thread):
@@ -162,8 +165,8 @@ def _list(worker: Worker) -> list[Mapping[str, Any]]:
     ):
         raise MalformedReply("self-test: the list of mutants is not one")
     mutants: list[Mapping[str, Any]] = [{"operation": "", **mutant} for mutant in answer]
-    if len({mutant["name"] for mutant in mutants}) != len(mutants):
-        raise MalformedReply("self-test: two mutants share a name")
+    if len({(mutant["operation"], mutant["name"]) for mutant in mutants}) != len(mutants):
+        raise MalformedReply("self-test: two mutants of one operation share a name")
     return mutants
 
 
@@ -191,9 +194,10 @@ def _record(raw: Mapping[str, Any], listed: Mapping[str, Any], seed: int) -> Rec
 
 def gather(records: Sequence[Record]) -> list[Mutant]:
     """Records by mutant, in their order."""
-    names = dict.fromkeys(record.name for record in records)
-    by_name = {name: tuple(record for record in records if record.name == name) for name in names}
-    return [Mutant(name, own[0].kind, own[0].operation, own) for name, own in by_name.items()]
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        found.setdefault((record.operation, record.name), []).append(record)
+    return [Mutant(name, own[0].kind, operation, tuple(own)) for (operation, name), own in found.items()]
 
 
 def report(mutants: Sequence[Mutant], seeds: int, seconds: float) -> dict[str, Any]:
@@ -242,7 +246,7 @@ def show(console: Console, mutants: Sequence[Mutant], document: Mapping[str, Any
         for record in mutant.records:
             if not record.right:
                 why = record.error or ("not caught" if record.kind == FAULT else f"rejected by {record.check}")
-                console.info(f"WRONG: {record.name} with seed {record.seed}: {why}")
+                console.info(f"WRONG: {record.operation} {record.name} with seed {record.seed}: {why}")
     console.info(
         f"{found['faults'] - found['missed']} of {found['faults']} faults caught, {found['false_alarms']} of"
         f" {found['variants']} right variants rejected, {found['seeds']} seed(s), {found['seconds']} s"
@@ -260,7 +264,7 @@ def _row(mutant: Mutant, criteria: Sequence[str]) -> list[str]:
     word = {(FAULT, True): "caught", (RIGHT, True): "accepted", (FAULT, False): "MISSED", (RIGHT, False): "REJECTED"}
     judge = word[mutant.kind, mutant.right] + (f" {caught}/{seeds}" if seeds > 1 else "")
     etas = [record.eta for record in mutant.records if record.eta is not None]
-    eta = "" if not etas else f"{min(etas) if mutant.kind == FAULT else max(etas):.3g}"
+    eta = "" if not etas else f"{min(etas) if mutant.kind == FAULT else max(etas):.4g}"
     by = next((f"{r.tiers[0]} {r.check or ''}".strip() for r in mutant.records if r.tiers), "")
     said = [_said(mutant.accepted_by(name), seeds) for name in criteria]
     return [mutant.name, mutant.operation, judge, by, eta, *said]

@@ -173,8 +173,8 @@ def _from_index(pip: Pip, stack: Stack, index: Index, package: str) -> list[Dist
             f"{wanted} is not to be had: the machine's own pip configuration does not have it, and from {index.url}:"
             f" {error.message}",
             where=error.where,
-            remedy=f"make {index.url} reachable, or put the wheel in a folder and type:"
-            " pip config set global.find-links /folder",
+            remedy=f"make {index.url} reachable, or put the wheel in a folder and type pip config set global.find-links"
+            " /folder; a wheel fits one Python version, and SM120_PYTHON chooses that",
         ) from error
 
 

@@ -37,6 +37,7 @@ _NETWORK = re.compile(
     r"|Connection refused|Connection reset|ProxyError|Max retries exceeded|Could not fetch URL|SSLError|timed out",
     re.IGNORECASE,
 )
+_TRIED_AGAIN = re.compile(r"^.*Retrying \(Retry\(total=[1-9].*$", re.MULTILINE)  # not the last try
 _MISSING = re.compile(r"No matching distribution found for ([^\s(]+)")
 # What pip says instead where a constraint is configured for the package that it misses.
 _CONSTRAINED = re.compile(r"The user requested ([^\s(]+)\s+The user requested \(constraint\) ([^\n]+)")
@@ -134,6 +135,7 @@ def _digest(info: dict[str, Any]) -> str | None:
 def explain(text: str, log: Path, done: Completed) -> errors.PreflightError:
     """The error in words for a pip that failed, from what it wrote."""
     where = str(log)
+    text = _TRIED_AGAIN.sub("", text)
     if "No space left on device" in text or "Disk quota exceeded" in text:
         return errors.PreflightError(
             "no space left on the disk while packages were installed",

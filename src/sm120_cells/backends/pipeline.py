@@ -17,6 +17,9 @@ from sm120_cells.cases import Case, DenseCase, Format, MoeCase
 from sm120_cells.nvfp4 import BLOCK, Quantized
 from sm120_cells.probes import MoeWeights
 
+_DECODED_BYTES = 4 << 30
+"""Decoded experts are kept up to about this size: 512 of a large model would fill a card."""
+
 
 class Matrix(NamedTuple):
     """Decoded operand: values fp32 [R, K] and block scales fp32 [R, K/16] (None where values are not scaled)."""
@@ -32,8 +35,7 @@ class Matrix(NamedTuple):
         """fp32 [R, K]."""
         if self.scales is None:
             return self.values
-        blocks = self.values.reshape(*self.values.shape[:-1], -1, BLOCK)
-        return (blocks * self.scales.unsqueeze(-1)).flatten(-2)
+        return self.values * self.scales.repeat_interleave(BLOCK, dim=-1)
 
 
 class Product(Protocol):
@@ -95,6 +97,7 @@ class MoePipeline:
         self.experts, self.case, self.product = experts, case, product
         self.calls = 0
         self._loaded: dict[tuple[str, int], Matrix] = {}
+        self._loaded_bytes = 0
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> Tensor:
         self.calls += 1
@@ -114,8 +117,13 @@ class MoePipeline:
         """An expert's w13 or w2, decoded on first use."""
         key = (name, expert)
         if key not in self._loaded:
+            if self._loaded_bytes > _DECODED_BYTES:
+                self._loaded.clear()
+                self._loaded_bytes = 0
             packed, scales = getattr(self.experts, name), getattr(self.experts, f"{name}_scales")
-            self._loaded[key] = self.product.load(decode(packed[expert], scales[expert]))
+            loaded = self.product.load(decode(packed[expert], scales[expert]))
+            self._loaded[key] = loaded
+            self._loaded_bytes += sum(t.nbytes for t in loaded if t is not None)
         return self._loaded[key]
 
     def quantise_tokens(self, x: Tensor) -> Matrix:

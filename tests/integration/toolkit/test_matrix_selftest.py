@@ -15,6 +15,7 @@ from sm120.matrix.options import Options
 from sm120.matrix.selftest import run, workers_for
 
 MUTANTS = [{"name": f"fault {n}", "operation": "dense", "kind": "fault"} for n in range(4)]
+MUTANTS += [{"name": "fault 0", "operation": "moe", "kind": "fault"}]
 MUTANTS += [{"name": "split-K", "operation": "moe", "kind": "right"}]
 
 
@@ -35,13 +36,13 @@ def self_test(scenario: Scenario, seeds: int = 1) -> tuple[int, dict[str, Any]]:
 def test_every_mutant_under_every_seed(tmp_path: Path) -> None:
     code, found = self_test(Scenario(tmp_path, mutants=MUTANTS), seeds=3)
     assert code == 0
-    assert (found["faults"], found["variants"], found["missed"], found["false_alarms"]) == (4, 1, 0, 0)
-    assert found["criteria"]["cosine>0.97"] == {"missed": 4, "rejected_right": 0}
+    assert (found["faults"], found["variants"], found["missed"], found["false_alarms"]) == (5, 1, 0, 0)
+    assert found["criteria"]["cosine>0.97"] == {"missed": 5, "rejected_right": 0}
     assert found["criteria"]["deepgemm<0.02"] == {"missed": 0, "rejected_right": 0}
     assert [mutant["name"] for mutant in found["mutants"]] == [mutant["name"] for mutant in MUTANTS]
     assert all([record["seed"] for record in mutant["records"]] == [3, 4, 5] for mutant in found["mutants"])
     (record,) = (tmp_path / "runs").glob("*/self-test.json")
-    assert json.loads(record.read_text())["self_test"]["faults"] == 4
+    assert json.loads(record.read_text())["self_test"]["faults"] == 5
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,17 @@ def test_a_wrong_judge_is_told(tmp_path: Path, name: str, what: str, missed: int
 
 def test_nothing_to_judge(tmp_path: Path) -> None:
     assert self_test(Scenario(tmp_path))[0] == 3
+
+
+@pytest.mark.parametrize("what", ["segv", "garbage", "refuse"])
+def test_a_worker_that_cannot_list_its_faults(tmp_path: Path, what: str) -> None:
+    with pytest.raises(PreflightError, match="could not list its faults"):
+        self_test(Scenario(tmp_path, mutants=MUTANTS, do={"list": what}))
+
+
+def test_two_faults_must_not_share_a_name(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="share a name"):
+        self_test(Scenario(tmp_path, mutants=[*MUTANTS, MUTANTS[0]]))
 
 
 def test_a_worker_that_never_starts_ends_it(tmp_path: Path) -> None:

@@ -186,21 +186,21 @@ def everything_written(home: Path) -> str:
 def test_install_records_version_url_and_hash_and_a_second_call_does_nothing(
     index: Index, pip_config: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = make_wheel(index.files, "torch", "2.13.0+cpu", TORCH_CPU, requires=("helper>=1",))
-    helper = make_wheel(index.files, "helper", "1.5")
+    torch = make_wheel(index.files, "torch", "2.13.0+cpu", TORCH_CPU, requires=("leaf>=1",))
+    leaf = make_wheel(index.files, "leaf", "1.5")
     make_wheel(index.files, "torch", "2.14.0+cpu", TORCH_CPU)
     pip_config(f"index-url = {index.url}\n")
-    stack = make_stack('torch = "2.13.0+cpu"', imports='"torch", "helper"')
+    stack = make_stack('torch = "2.13.0+cpu"', imports='"torch", "leaf"')
 
     made = ensure(stack)
     assert made.fresh
     lock = lock_of(made)
-    assert sorted(lock) == ["helper", "torch"]
+    assert sorted(lock) == ["leaf", "torch"]
     assert lock["torch"]["version"] == "2.13.0+cpu"
     assert lock["torch"]["sha256"] == files.sha256(torch)
-    assert lock["helper"]["sha256"] == files.sha256(helper)
-    assert lock["helper"]["url"].endswith("/files/helper-1.5-py3-none-any.whl")
-    done = subprocess.run([made.python, "-c", "import torch, helper"], check=True)
+    assert lock["leaf"]["sha256"] == files.sha256(leaf)
+    assert lock["leaf"]["url"].endswith("/files/leaf-1.5-py3-none-any.whl")
+    done = subprocess.run([made.python, "-c", "import torch, leaf"], check=True)
     assert done.returncode == 0
     assert "proved" in json.loads(made.lock.read_text())
 
@@ -218,12 +218,12 @@ def test_install_records_version_url_and_hash_and_a_second_call_does_nothing(
 def test_constraints_and_extra_index_of_the_machine_are_honoured(
     index: Index, other: Index, pip_config: Callable[[str], None], tmp_path: Path
 ) -> None:
-    make_wheel(index.files, "numpy", "2.4", requires=("helper",))
+    make_wheel(index.files, "numpy", "2.4", requires=("leaf",))
     for version in ("1.0", "2.0"):
-        make_wheel(other.files, "helper", version)
-    (tmp_path / "constraints.txt").write_text("helper<2\n")
+        make_wheel(other.files, "leaf", version)
+    (tmp_path / "constraints.txt").write_text("leaf<2\n")
     pip_config(f"index-url = {index.url}\nextra-index-url = {other.url}\nconstraint = {tmp_path / 'constraints.txt'}\n")
-    assert lock_of(ensure(make_stack('numpy = "2.4"')))["helper"]["version"] == "1.0"
+    assert lock_of(ensure(make_stack('numpy = "2.4"')))["leaf"]["version"] == "1.0"
 
 
 def test_find_links_and_no_index_of_the_machine_are_honoured(pip_config: Callable[[str], None], tmp_path: Path) -> None:

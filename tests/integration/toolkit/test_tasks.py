@@ -135,6 +135,61 @@ def test_one_part_runs_and_is_summed_up(tmp_path: Path) -> None:
     assert re.search(r"^tests of the toolkit  ok", done.stdout, re.MULTILINE)
 
 
+def in_namespace(script: str, home: Path) -> "subprocess.CompletedProcess[str]":
+    """Runs a script that may mount, in a namespace of its own; then ``setup`` with its home in ``home``."""
+    try:
+        able = subprocess.run(["unshare", "--mount", "--map-root-user", "true"], capture_output=True, check=False)
+    except OSError:
+        pytest.skip("no unshare here")
+    if able.returncode:
+        pytest.skip("unshare cannot make a mount namespace here")
+    command = f'{script}; exec "$2" -P -m invoke --search-root "$3" setup'
+    argv = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-ec",
+        command,
+        "sh",
+        str(home),
+        sys.executable,
+        str(CHECKOUT),
+    ]
+    env = {**os.environ, "SM120_HOME": str(home)}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+
+def test_read_only_disk(tmp_path: Path) -> None:
+    done = in_namespace('mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"', tmp_path)
+    assert done.returncode == 10, done.stderr
+    assert f"cannot write {tmp_path / '.sm120'}: Read-only file system" in done.stderr
+    assert "remedy: set SM120_HOME" in done.stderr
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    done = in_namespace(
+        'mount -t tmpfs -o size=64k none "$1"; cat /dev/zero >"$1/ballast" 2>/dev/null || true', tmp_path
+    )
+    assert done.returncode == 10, done.stderr
+    assert "no space left on the disk" in done.stderr
+    assert "remedy: free some space" in done.stderr
+
+
+def test_small_disk(tmp_path: Path) -> None:
+    done = in_namespace('mount -t tmpfs -o size=1m none "$1"', tmp_path)
+    assert done.returncode == 10, done.stderr
+    assert re.search(r"the stack cpu needs 1300000000 bytes in .*, \d+ are free", done.stderr)
+
+
+def test_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
+    script = '"$1" -P -m invoke --search-root "$2" setup --dry-run | true'
+    argv = ["bash", "-c", script, "bash", sys.executable, str(CHECKOUT)]
+    env = {**os.environ, "SM120_HOME": str(tmp_path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
 @pytest.mark.slow
 @pytest.mark.network
 def test_cpu_stack_is_installed_from_the_machines_own_index(tmp_path: Path) -> None:

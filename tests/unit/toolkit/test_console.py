@@ -60,6 +60,11 @@ def test_json_of_a_task_that_failed_has_result_and_error(capsys: pytest.CaptureF
     assert err == "error: one cell failed\n  where: cell 1\n  remedy: look\n"
 
 
+def test_what_is_no_json_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Console.create().result({"eta": float("inf")})
+
+
 def test_without_json_the_result_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console.create()
     console.result({"a": 1})

@@ -1,14 +1,16 @@
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sm120.console import Console
+from sm120.console import Console, Progress
 from sm120.errors import UsageError
 from sm120.matrix import selftest
 from sm120.matrix.grid import Repeat, failure_lines, rows, show, summary
-from sm120.matrix.observer import time_left
+from sm120.matrix.journal import Journal
+from sm120.matrix.observer import Watcher
 from sm120.matrix.options import Options, check
 from sm120.matrix.plan import Cell, Plan, Result, Subject
 from sm120.matrix.selftest import Record, gather, report
@@ -91,12 +93,25 @@ def test_summary_of_nothing() -> None:
     assert summary(PLAN, {}) == "0 of 2 cells ran: 2 not run"
 
 
-@pytest.mark.parametrize(
-    ("done", "total", "seconds", "expected"),
-    [(0, 10, 5, None), (5, 10, 5, 5), (10, 10, 5, 0), (1, 10, 2, 18), (0, 0, 1, None)],
-)
-def test_time_left(done: float, total: float, seconds: float, expected: float | None) -> None:
-    assert time_left(done, total, seconds) == expected
+def test_progress_goes_by_cost_and_counts_what_is_left(tmp_path: Path) -> None:
+    seen: list[tuple[int, str]] = []
+
+    class Told(Progress):
+        def advance(self, n: int = 1, label: str | None = None) -> None:
+            seen.append((n, label or ""))
+
+    cells = tuple(Cell(name, "moe:x", None, cost, {}) for name, cost in (("a", 5.0), ("b", 1.0), ("c", 3.0)))
+    console = Console.create()
+    with Journal.create(tmp_path / "j", {}) as journal:
+        journal.append("a", Result("PASS"))
+        watcher = Watcher(Plan(SUBJECTS, cells, ()), journal, console, Told(console, 100, ""))
+        for name in ("b", "c", "c"):  # the last one amends
+            watcher.begun(cells["abc".index(name)])
+            watcher.ended(cells["abc".index(name)], Result("FAIL"))
+    assert [sum(n for n, _ in seen[:i]) for i in range(1, 7)] == [0, 25, 25, 100, 100, 100]
+    assert seen[0][1] == "% of the work, cell 1 of 3, b"
+    with Journal.resume(tmp_path / "j") as journal:
+        assert journal.results.keys() == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize(
@@ -180,8 +195,8 @@ def test_the_kill_table_names_what_is_wrong(capsys: pytest.CaptureFixture[str]) 
         "MISSED 1/2",
         "REJECTED 1/2",
         "accepts 1/2",
-        "WRONG: lost row with seed 1: not caught",
-        "WRONG: reversed with seed 0: rejected by c",
+        "WRONG: dense lost row with seed 1: not caught",
+        "WRONG: dense reversed with seed 0: rejected by c",
         "1 of 2 faults caught, 1 of 2 right variants rejected, 2 seed(s), 3.2 s",
         "cosine: missed 2 of 2 faults, rejected 0 of 2 right variants",
     ):
