@@ -146,11 +146,10 @@ def dev_format(c: Context, json: bool = False, verbose: bool = False) -> None:
 @task(
     name="bench",
     auto_shortflags=False,
-    positional=["name"],
-    help=_help("home", "json", "verbose", name="which benchmark of the toolkit itself; without it, the names"),
+    help=_help("home", "json", "verbose", name="which benchmark: matrix"),
 )
-def dev_bench(c: Context, name: str = "", home: str = "", json: bool = False, verbose: bool = False) -> None:
-    """Measure the toolkit itself."""
+def dev_bench(c: Context, name: str, home: str = "", json: bool = False, verbose: bool = False) -> None:
+    """Measure the toolkit itself: ``dev.bench matrix``."""
     entry.run(c, "sm120.dev.bench:bench", name=name, home=home, json=json, verbose=verbose)
 
 

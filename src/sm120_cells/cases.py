@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, get_args, get_type_hints
@@ -14,6 +15,7 @@ MoeProbe = Literal["isolated", "exact", "bound", "onehot", "repeat"]
 Spread = Literal["normal", "span", "rows", "saturated"]
 Routing = Literal["random", "one_expert", "half_empty", "minus_one", "skewed"]
 
+_LARGE = 1e6
 _LIMIT = 1 << 24  # no shape of a real model comes near it; larger is a typing error, not a case
 
 
@@ -33,6 +35,12 @@ class Activation:
     alpha: float = 1.0
     beta: float = 0.0
 
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            _check_number(self, "limit", above=0.0)
+        _check_number(self, "alpha", above=0.0)
+        _check_number(self, "beta")
+
 
 class _Case:
     """JSON form, digest and checks that all cases share."""
@@ -50,6 +58,8 @@ class _Case:
 
     @classmethod
     def _read(cls, data: Mapping[str, Any]) -> Self:
+        if not isinstance(data, Mapping):
+            raise CaseError(f"a {cls.__name__} is a JSON object, not {data!r:.200}")
         hints = get_type_hints(cls)
         names = {f.name for f in fields(cls)}  # type: ignore[arg-type]  # as above
         unknown = set(data) - names - {"operation", "name"}
@@ -58,10 +68,10 @@ class _Case:
         values: dict[str, Any] = {}
         for key in names & set(data):
             value = data[key]
-            if hints[key] == tuple[int, ...]:
+            if hints[key] == tuple[int, ...] and isinstance(value, list):
                 value = tuple(value)
             elif hints[key] is Activation:
-                value = Activation(**value)
+                value = _activation(value)
             values[key] = value
         try:
             return cls(**values)
@@ -69,22 +79,41 @@ class _Case:
             raise CaseError(f"{cls.__name__}: {error}") from error
 
 
+def _activation(data: Any) -> Activation:
+    names = {f.name for f in fields(Activation)}
+    if not isinstance(data, Mapping) or set(data) - names:
+        raise CaseError(f"activation must be an object with {', '.join(sorted(names))}, not {data!r:.200}")
+    return Activation(**data)
+
+
+def _check_number(case: object, name: str, *, above: float = -math.inf) -> None:
+    value = getattr(case, name)
+    if type(value) not in (int, float) or not above < value < _LARGE or not math.isfinite(value):
+        wanted = "a finite number" if above == -math.inf else "positive and finite"
+        raise CaseError(f"{name} must be {wanted}, not {value!r:.200}")
+
+
+def _check_seed(case: Any) -> None:
+    if type(case.seed) is not int or case.seed < 0:
+        raise CaseError(f"seed must be a whole number from 0, not {case.seed!r:.200}")
+
+
 def _check_whole(case: object, *names: str) -> None:
     for name in names:
         value = getattr(case, name)
         if type(value) is not int or not 0 < value < _LIMIT:
-            raise CaseError(f"{name} must be a whole number from 1 to {_LIMIT - 1}, not {value!r}")
+            raise CaseError(f"{name} must be a whole number from 1 to {_LIMIT - 1}, not {value!r:.200}")
 
 
 def _check_sweep(name: str, sweep: tuple[int, ...]) -> None:
-    if not sweep or any(type(m) is not int or not 0 <= m < _LIMIT for m in sweep):
+    if type(sweep) is not tuple or not sweep or any(type(m) is not int or not 0 <= m < _LIMIT for m in sweep):
         raise CaseError(f"{name} must be a non-empty list of whole numbers from 0, not {sweep!r:.200}")
 
 
 def _check_choice(case: object, **choices: Any) -> None:
     for name, literal in choices.items():
         if getattr(case, name) not in get_args(literal):
-            raise CaseError(f"{name} must be one of {', '.join(get_args(literal))}, not {getattr(case, name)!r}")
+            raise CaseError(f"{name} must be one of {', '.join(get_args(literal))}, not {getattr(case, name)!r:.200}")
 
 
 def _check_groups(case: object, *names: str) -> None:
@@ -114,6 +143,9 @@ class DenseCase(_Case):
         _check_sweep("ms", self.ms)
         _check_choice(self, probe=DenseProbe, format=Format, spread=Spread)
         _check_groups(self, "k")
+        _check_seed(self)
+        if type(self.projection) is not str:
+            raise CaseError(f"projection must be text, not {self.projection!r:.200}")
 
     @property
     def name(self) -> str:
@@ -157,8 +189,8 @@ class MoeCase(_Case):
         _check_groups(self, "hidden", "intermediate")
         if self.top_k > self.experts:
             raise CaseError(f"top_k ({self.top_k}) exceeds experts ({self.experts})")
-        if not 0.0 < self.routed_scaling < 1e6:
-            raise CaseError(f"routed_scaling must be positive and finite, not {self.routed_scaling!r}")
+        _check_number(self, "routed_scaling", above=0.0)
+        _check_seed(self)
 
     @property
     def name(self) -> str:
@@ -181,7 +213,10 @@ class MoeCase(_Case):
 
 @dataclass(frozen=True, slots=True)
 class BlockCase(_Case):
-    """A model's whole MoE block: routed experts through a MoE backend, the shared expert through a dense one."""
+    """A model's whole MoE block: routed experts through a MoE backend, the shared expert through a dense one.
+
+    ``format`` is what the MoE backend takes; tokens lie on the FP4 grid either way, since the two may differ in it.
+    """
 
     tokens: int
     hidden: int
@@ -192,11 +227,14 @@ class BlockCase(_Case):
     shared_gate: bool
     activation: Activation = field(default_factory=Activation)
     routed_scaling: float = 1.0
+    format: Format = "fp4"
     seed: int = 0
 
     def __post_init__(self) -> None:
         _check_whole(self, "tokens", "shared_intermediate")
         _check_groups(self, "shared_intermediate")
+        if type(self.shared_gate) is not bool:
+            raise CaseError(f"shared_gate must be true or false, not {self.shared_gate!r:.200}")
         _ = self.routed
 
     @property
@@ -219,8 +257,15 @@ class BlockCase(_Case):
             top_k=self.top_k,
             activation=self.activation,
             routed_scaling=self.routed_scaling,
+            format=self.format,
             seed=self.seed,
         )
+
+    def shared(self, format_: Format) -> tuple[DenseCase, DenseCase]:
+        """The shared expert's two GEMMs as cases of their own: gate and up, then down."""
+        ms, both = (self.tokens,), 2 * self.shared_intermediate
+        gate_up = DenseCase("bound", both, self.hidden, ms, format_, seed=self.seed)
+        return gate_up, DenseCase("bound", self.hidden, self.shared_intermediate, ms, format_, seed=self.seed)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -246,9 +291,10 @@ def case_to_json(case: Case) -> dict[str, Any]:
     return {"operation": operation(case), "name": case.name, **case.to_json()}
 
 
-def case_from_json(data: Mapping[str, Any]) -> Case:
+def case_from_json(data: Any) -> Case:
     """Inverse of `case_to_json`; CaseError where it is not a case."""
-    kind = _KINDS.get(data.get("operation", ""))
+    named = data.get("operation") if isinstance(data, Mapping) else None
+    kind = _KINDS.get(named) if isinstance(named, str) else None
     if kind is None:
-        raise CaseError(f"operation must be one of {', '.join(_KINDS)}, not {data.get('operation')!r}")
+        raise CaseError(f"operation must be one of {', '.join(_KINDS)}, not {named!r:.200}")
     return kind.from_json(data)

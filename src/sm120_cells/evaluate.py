@@ -20,6 +20,7 @@ from sm120_cells.subjects import PATTERNS, Inputs, Pattern, Posed, Relation, Sub
 Verdict = Literal["PASS", "FAIL", "UNSUPPORTED", "INCONCLUSIVE"]
 Watch = Callable[[Tensor, Expected], None]
 
+_STRETCH = 1 << 22
 _GUARD = 128
 """Rows of poison before and after the output: a kernel that writes whole tiles past M lands in them."""
 
@@ -60,7 +61,7 @@ class _Evaluation:
         self.subject, self.expected, self.watch, self.tick = subject, expected, watch, tick
         self.device = expected.value.device
         self.outcome = Outcome("PASS", eta=0.0)
-        self.findings: dict[tuple[str, str], list[tuple[int, Finding]]] = {}
+        self.findings: dict[tuple[str, str], list[tuple[int | None, Finding]]] = {}
         self.worst: Comparison | None = None
 
     def run(self) -> Outcome:
@@ -77,7 +78,7 @@ class _Evaluation:
             if self.subject.repeats:
                 self._repeats(largest)
         if constants != [_checksum(t) for t in self.subject.constants()]:
-            self._report(0, Finding("T0", "inputs unchanged", "the kernel changed its weights"))
+            self._report(None, Finding("T0", "inputs unchanged", "the kernel changed its weights"))
         return self._finish()
 
     # --- calls ----------------------------------------------------------------------------------------------------
@@ -124,10 +125,27 @@ class _Evaluation:
                 self._compare(rows, first, {"m": rows, "pattern": pattern.name})
             else:
                 self.outcome.checks += 1
-                if not (torch.equal(result, first) or (self.subject.atomics and self._within(rows, result))):
-                    self._report(rows, self._differs("T0", "padding", rows, result, first, pattern))
+                if not (judge.same_values(result, first) or (self.subject.atomics and self._within(rows, result))):
+                    self._report(rows, self._padding_or_chance(inputs, pattern, result.clone(), first))
             self.outcome.judge_seconds += time.perf_counter() - start
         return first
+
+    def _padding_or_chance(self, inputs: Inputs, pattern: Pattern, result: Tensor, first: Tensor) -> Finding:
+        """A difference is the padding's doing only if the same call gives it again."""
+        again, _ = self._call(self.subject.pose(inputs, pattern), self.subject.call)
+        if judge.same_values(again, result):
+            return self._differs("T0", "padding", result, first, {"pattern": pattern.name})
+        return self._differs("T4", "determinism", result, first)
+
+    def _shaped(self, rows: int, result: Tensor, condition: Mapping[str, Any]) -> bool:
+        """Whether a result can be compared at all."""
+        right = tuple(result.shape) == (rows, self.subject.columns) and result.dtype == torch.bfloat16
+        if right and result.device == self.device:
+            return True
+        got = f"{tuple(result.shape)} {result.dtype} on {result.device}"
+        want = f"({rows}, {self.subject.columns}) bf16"
+        self._report(rows, Finding("T0", "shape", f"result is {got}, want {want}", condition))
+        return False
 
     def _structure(
         self, rows: int, result: Tensor, fence: Tensor, pattern: Pattern, posed: Posed, before: list[Tensor]
@@ -135,10 +153,7 @@ class _Evaluation:
         """T0; False when the result cannot be compared at all."""
         self.outcome.checks += 4
         condition = {"m": rows, "pattern": pattern.name}
-        want = (rows, self.subject.columns)
-        if tuple(result.shape) != want or result.dtype != torch.bfloat16 or result.device != fence.device:
-            got = f"{tuple(result.shape)} {result.dtype} on {result.device}"
-            self._report(rows, Finding("T0", "shape", f"result is {got}, want {want} bf16", condition))
+        if not self._shaped(rows, result, condition):
             return False
         if not (judge.is_poison(fence[:_GUARD]) and judge.is_poison(fence[_GUARD + rows :])):
             self._report(rows, Finding("T0", "guard", "the kernel wrote outside its output", condition))
@@ -173,12 +188,12 @@ class _Evaluation:
         return judge.compare(result, self.expected.rows(rows)).worst_eta <= 1.0
 
     def _differs(
-        self, tier: Tier, check: str, rows: int, got: Tensor, want: Tensor, pattern: Pattern | None = None
+        self, tier: Tier, check: str, got: Tensor, want: Tensor, condition: Mapping[str, Any] | None = None
     ) -> Finding:
-        zero = torch.zeros(want.shape, dtype=torch.float64, device=want.device)
-        comparison = judge.compare(got, Expected(want.double(), zero))
-        condition = {"m": rows} if pattern is None else {"m": rows, "pattern": pattern.name}
-        return judge.describe(comparison, tier, check, condition)
+        both = got.isnan() & want.isnan()  # what is no number in both is no difference
+        value = want.double().masked_fill(both, 0.0)
+        comparison = judge.compare(got.masked_fill(both, 0.0), Expected(value, torch.zeros_like(value)))
+        return judge.describe(comparison, tier, check, {"m": len(want), **(condition or {})})
 
     # --- relations and repetition -----------------------------------------------------------------------------------
 
@@ -192,26 +207,35 @@ class _Evaluation:
                 return self.subject.relate(relation, posed, fenced)
 
             result, _ = self._call(posed, run)
-            got = result if relation.where is None else result[relation.where]
             self.outcome.checks += 1
-            if not torch.equal(got, relation.want):
-                self._report(len(out), self._differs("T3", relation.name, len(out), got, relation.want))
+            if not self._shaped(len(out), result, {"m": len(out), "relation": relation.name}):
+                continue
+            want = relation.want
+            if relation.where is not None:  # the other rows may be anything
+                want = result.clone()
+                want[relation.where] = relation.want
+            if not judge.same_values(result, want):
+                self._report(len(out), self._differs("T3", relation.name, result, want))
 
     def _repeats(self, rows: int) -> None:
         """Back to back, as a server calls; each result is judged and compared with the first."""
         posed = self.subject.pose(self.subject.inputs(rows), PATTERNS[0])
         outs = judge.poisoned(self.subject.repeats * rows, self.subject.columns, self.device)
         start = time.perf_counter()
-        results = [self.subject.call(posed, out) for out in outs.chunk(self.subject.repeats)]
+        results = []
+        for out in outs.chunk(self.subject.repeats):
+            result = self.subject.call(posed, out)
+            # a tensor of the backend's own may be the same one each time
+            results.append(result if result.data_ptr() == out.data_ptr() else result.clone())
         self._synchronise()
         self.outcome.kernel_seconds += time.perf_counter() - start
         self.outcome.calls += self.subject.repeats
         for number, result in enumerate(results, start=1):
             self.outcome.checks += 1
-            if result.shape != results[0].shape:
-                self._report(rows, Finding("T0", "shape", f"repeat {number} returned {tuple(result.shape)}"))
-            elif not self.subject.atomics and not judge.same_bits(result, results[0]):
-                found = self._differs("T4", "determinism", rows, result, results[0])
+            if not self._shaped(rows, result, {"m": rows, "call": number}):
+                continue
+            if not self.subject.atomics and not judge.same_bits(result, results[0]):
+                found = self._differs("T4", "determinism", result, results[0])
                 message = f"call {number} of {self.subject.repeats} differs from the first: {found.message}"
                 condition = {**found.condition, "call": number}
                 self._report(rows, Finding(found.tier, found.check, message, condition, found.worst))
@@ -220,16 +244,17 @@ class _Evaluation:
 
     # --- findings ---------------------------------------------------------------------------------------------------
 
-    def _report(self, rows: int, finding: Finding) -> None:
+    def _report(self, rows: int | None, finding: Finding) -> None:
+        """rows: the size at which it happened; None where no one size is to blame."""
         self.findings.setdefault((finding.tier, finding.check), []).append((rows, finding))
 
     def _finish(self) -> Outcome:
         """One finding for each check: its worst instance, with every size at which it happens."""
         for instances in self.findings.values():
             _, finding = max(instances, key=lambda item: _severity(item[1]))
-            sizes = sorted({rows for rows, _ in instances})
+            sizes = sorted({rows for rows, _ in instances if rows is not None})
             message = finding.message
-            if len(self.subject.sweep) > 1:
+            if sizes and len(self.subject.sweep) > 1:
                 message = f"at M = {judge.ranges(sizes)} of {judge.ranges(list(self.subject.sweep))}: {message}"
             condition = {**finding.condition, "failed_at": sizes}
             self.outcome.findings.append(Finding(finding.tier, finding.check, message, condition, finding.worst))
@@ -256,6 +281,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _checksum(tensor: Tensor) -> list[int]:
-    """Sums over stretches of bytes: sees any one changed byte, and stays cheap over gigabytes of weights."""
+    """Sums of bytes times their place, for stretches of them: sees any one changed byte and any two exchanged."""
     flat = tensor.contiguous().flatten().view(torch.uint8)
-    return [int(part.sum(dtype=torch.int64)) for part in flat.split(1 << 22)]
+    place = torch.arange(1, min(len(flat), _STRETCH) + 1, dtype=torch.int64, device=flat.device)
+    return [int((part * place[: len(part)]).sum()) for part in flat.split(_STRETCH)]

@@ -66,6 +66,11 @@ def choose_device(name: str | None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if name != "cpu" and available else torch.device("cpu")
 
 
+def describe(device: torch.device) -> dict[str, Any]:
+    """One device: type, name, capability, uuid, driver, memory_bytes."""
+    return _gpu(device.index or 0) if device.type == "cuda" else _cpu()
+
+
 def hello(device: torch.device) -> dict[str, Any]:
     """The worker's answer to ``hello``, the same in every worker of a run but for the process id."""
     devices = [_gpu(i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else []
@@ -73,7 +78,7 @@ def hello(device: torch.device) -> dict[str, Any]:
         "protocol": 1,
         "pid": os.getpid(),
         "python": sys.executable,
-        "device": devices[device.index or 0] if devices else _cpu(),
+        "device": describe(device),
         "devices": devices or [_cpu()],
         "versions": versions(),
         "libraries": _library_hashes(),

@@ -20,7 +20,7 @@ one product and one rounding (``_steps_exact``); elsewhere the alignment is carr
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -98,7 +98,7 @@ class _Operand:
     @classmethod
     def of(cls, codes: Tensor, scales: Tensor) -> "_Operand":
         """codes: [R, K] E2M1 values, scales: [R, K/16] float64, finite and not negative."""
-        blocks = codes.reshape(codes.shape[0], -1, _GROUP)
+        blocks = codes.reshape(*scales.shape, _GROUP)
         peak = torch.maximum(blocks.amax(-1), -blocks.amin(-1)) * scales
         power = _power_of_two(scales).clamp_min_(2.0**-6)
         live = peak > 0
@@ -111,6 +111,10 @@ class _Operand:
             highest=power.where(live, _DEAD).amax(-1),
         )
 
+    def rows(self, which: slice) -> "_Operand":
+        """Some of the rows."""
+        return _Operand(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
     def flat(self) -> Tensor:
         """[R, K] values"""
         return self.values.flatten(1)
@@ -118,6 +122,34 @@ class _Operand:
     def nonzero(self) -> Tensor:
         """[R, K/16, 16] float32, 1 for a code that is not zero"""
         return (self.codes != 0).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An operand that is multiplied more than once, checked and taken apart: 12 bytes an element."""
+
+    operand: _Operand
+    broken: Tensor  # bool [R]: rows with a NaN scale
+
+    @property
+    def nbytes(self) -> int:
+        """What keeping it costs."""
+        return int(sum(getattr(self.operand, f.name).nbytes for f in fields(self.operand)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, K)"""
+        rows, groups = self.operand.peak.shape
+        return rows, groups * _GROUP
+
+
+def prepare(values: Tensor, scales: Tensor, name: str = "operand") -> Prepared:
+    """Decoded E2M1 values [R, K] and decoded E4M3 scales [R, K/16] → an operand of `accumulate`.
+
+    Both float32 or float64; K is a multiple of 16. Raises ValueError for what is no such operand, by ``name``.
+    """
+    _check(values, scales, name)
+    return Prepared(_Operand.of(values, scales.double().abs().nan_to_num_(nan=0.0)), scales.isnan().any(-1))
 
 
 def mma_accumulate(
@@ -138,30 +170,32 @@ def mma_accumulate(
     An element depends on its row of ``a`` and of ``b`` alone, so a sweep over M is one call and its leading rows.
     Raises ValueError for shapes, dtypes or values that are no such operands.
     """
-    _check(a, a_scales, "a")
-    _check(b, b_scales, "b")
+    return accumulate(prepare(a, a_scales, "a"), prepare(b, b_scales, "b"), start=start, model=model)
+
+
+def accumulate(a: Prepared, b: Prepared, *, start: Tensor | None = None, model: MmaModel = RTX_BLACKWELL) -> Tensor:
+    """`mma_accumulate` of prepared operands."""
     (m, k), n = a.shape, b.shape[0]
+    device = a.broken.device
     if b.shape[1] != k:
         raise ValueError(f"a has K = {k}, b has K = {b.shape[1]}")
     if start is None:
-        out = torch.zeros(m, n, device=a.device)
+        out = torch.zeros(m, n, device=device)
     elif start.shape != (m, n) or start.dtype != torch.float32:
         raise ValueError(f"start is {start.dtype} {list(start.shape)}, not torch.float32 {[m, n]}")
     else:
         out = start.clone()
-    sa, sb = (s.double().abs().nan_to_num_(nan=0.0) for s in (a_scales, b_scales))
-    rows, columns = _block_shape(m, a.device)
+    rows, columns = _block_shape(m, device)
     for i in range(0, m, rows):
-        left = _Operand.of(a[i : i + rows], sa[i : i + rows])
+        left = a.operand.rows(slice(i, i + rows))
         for j in range(0, n, columns):
-            right = _Operand.of(b[j : j + columns], sb[j : j + columns])
+            right = b.operand.rows(slice(j, j + columns))
             part = out[i : i + rows, j : j + columns]
             c = part.to(torch.float64, memory_format=torch.contiguous_format)
             steps = _steps_exact if _alignment_is_exact(left, right, c, model) else _steps_aligned
             part.copy_(steps(left, right, c, model))
     out += 0.0  # -0 becomes +0
-    out[a_scales.isnan().any(-1), :] = math.nan
-    out[:, b_scales.isnan().any(-1)] = math.nan
+    out.masked_fill_(a.broken.unsqueeze(1) | b.broken, math.nan)
     out.view(torch.int32).masked_fill_(out.isnan(), _CANONICAL_NAN)
     return out
 

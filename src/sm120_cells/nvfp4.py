@@ -8,6 +8,7 @@ on CPU and CUDA tensors alike and never wait for a result from the device.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, NamedTuple
 
 import torch
@@ -248,6 +249,7 @@ def _encode(x: Tensor, fmt: _Format) -> Tensor:
     return code.masked_fill_(nan, fmt.from_nan)
 
 
+@cache
 def _values(fmt: _Format, dtype: torch.dtype, device: torch.device) -> Tensor:
     """What each of the 256 bytes stands for, [256]; made on the device, for a copy from the host would wait."""
     if dtype not in _FLOATS:

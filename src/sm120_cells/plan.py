@@ -56,18 +56,18 @@ class Size:
     experts: int  # at most
     routings: tuple[Routing, ...]
     spreads: bool
-    real_routings: bool  # every routing at the model's own dimensions, not at small ones
+    all_real: bool  # every MoE condition at the model's own dimensions; else only two, the others at small ones
 
 
 _NO_LIMIT = 1 << 20
 _ALL: tuple[Routing, ...] = ("random", "one_expert", "half_empty", "minus_one", "skewed")
 _CPU: dict[Profile, Size] = {
-    "quick": Size(32, (17,), 64, 512, 12, 8, 12, ("random",), spreads=False, real_routings=False),
-    "default": Size(160, (1, 33), 256, 1024, 40, 16, 12, _ALL, spreads=True, real_routings=False),
-    "full": Size(640, (1, 33, 129), 1024, 4096, 160, 48, 32, _ALL, spreads=True, real_routings=True),
+    "quick": Size(32, (17,), 64, 512, 12, 8, 12, ("random",), spreads=False, all_real=False),
+    "default": Size(160, (1, 33), 256, 1024, 40, 16, 12, _ALL, spreads=True, all_real=False),
+    "full": Size(640, (1, 33, 129), 1024, 4096, 160, 48, 32, _ALL, spreads=True, all_real=True),
 }
 _GPU: dict[Profile, Size] = {
-    "quick": Size(64, (1, 33), 256, 2048, 32, 32, 64, ("random",), spreads=False, real_routings=True),
+    "quick": Size(64, (1, 33), 256, 2048, 32, 32, 64, ("random",), spreads=False, all_real=True),
     "default": Size(1024, (1, 16, 33, 129, 2048, 3072), 4096, _NO_LIMIT, 256, 256, _NO_LIMIT, _ALL, True, True),
     "full": Size(
         4224, (1, 2, 16, 33, 64, 129, 512, 2048, 3072, 4096), 16384, _NO_LIMIT, 1024, 1024, _NO_LIMIT, _ALL, True, True
@@ -89,6 +89,15 @@ class Shapes:
     activation: Activation
     routed_scaling: float
     dense: tuple[tuple[str, int, int], ...]  # name, n, k
+
+    def __post_init__(self) -> None:
+        """Cases check their fields and name them; at full size they are never run."""
+        moe = self.intermediate, self.experts, self.top_k
+        MoeCase("bound", (1,), self.hidden, *moe, self.activation, self.routed_scaling)
+        if self.shared_intermediate is not None:
+            BlockCase(1, self.hidden, *moe, self.shared_intermediate, self.shared_gate)
+        for name, n, k in self.dense:
+            DenseCase("bound", n, k, (1,), projection=name)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Shapes":
@@ -163,7 +172,7 @@ def dense_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Itera
 
 def moe_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Iterator[MoeCase]:
     """Cases of a MoE backend for a model."""
-    experts = min(shapes.experts, size.experts)
+    experts = _experts(shapes, size)
     exact_scaling = 2.0 ** round(math.log2(shapes.routed_scaling))
 
     def case(probe: Any, tokens: tuple[int, ...], **more: Any) -> MoeCase:
@@ -180,23 +189,28 @@ def moe_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Iterato
         return MoeCase(probe, tokens, **{**fields, **more})
 
     small = {"hidden": min(512, shapes.hidden), "intermediate": min(256, shapes.intermediate)}
+    dimensions = {} if size.all_real else small
+    real = dimensions if format_ == "bf16" else {}
     if shapes.activation.limit is None:
         yield case("isolated", tuple(range(size.moe_sweep + 1)), **small)
         yield case("repeat", (8,), **small)
-        yield case("isolated", (size.tokens,))
+        yield case("isolated", (size.tokens,), **real)
         if exact_down(shapes.intermediate):
-            yield case("exact", (size.tokens,))
+            yield case("exact", (size.tokens,), **dimensions)
     else:
         yield case("bound", tuple(range(size.moe_sweep + 1)), **small)
-    yield case("bound", (size.tokens,))
-    yield case("onehot", (size.tokens,))
-    dimensions = {} if size.real_routings else small
+    yield case("bound", (size.tokens,), **real)
+    yield case("onehot", (size.tokens,), **dimensions)
     for routing in size.routings[1:]:
         yield case("bound", (size.tokens,), routing=routing, **dimensions)
         if shapes.activation.limit is None:
             yield case("isolated", (size.tokens,), routing=routing, **small)
     if size.spreads:
         yield case("bound", (size.tokens,), spread="span", **dimensions)
+
+
+def _experts(shapes: Shapes, size: Size) -> int:
+    return min(shapes.experts, max(size.experts, shapes.top_k))
 
 
 def exact_down(intermediate: int) -> bool:
@@ -265,19 +279,21 @@ def _block_cell(moe: MoeBackend, dense: DenseBackend, shapes: Shapes, shared: in
         tokens=size.tokens,
         hidden=shapes.hidden,
         intermediate=shapes.intermediate,
-        experts=min(shapes.experts, size.experts),
+        experts=_experts(shapes, size),
         top_k=shapes.top_k,
         shared_intermediate=shared,
         shared_gate=shapes.shared_gate,
         activation=shapes.activation,
         routed_scaling=shapes.routed_scaling,
+        format="fp4" if "fp4" in moe.formats else "bf16",
         seed=seed,
     )
     format_: Format = "fp4" if "fp4" in dense.formats else "bf16"
-    gate_up = DenseCase("bound", 2 * shared, shapes.hidden, (size.tokens,), format_)
+    gate_up, down = case.shared(format_)
     declared = {
         "moe": asdict(moe.recipe(case.routed)),
         "dense": asdict(dense.accumulation(gate_up)),
+        "down": asdict(dense.accumulation(down)),
         "dense_format": format_,
     }
     products = size.tokens * 3 * shapes.hidden * (shapes.top_k * shapes.intermediate + shared)
@@ -365,8 +381,9 @@ def _reduced(shapes: Shapes, size: Size, device: torch.device) -> list[str]:
     """What differs from the model for reference backends, in words."""
     where = "a CPU" if device.type == "cpu" else "a reference backend"
     notes = []
-    if shapes.experts > size.experts:
-        notes.append(f"experts {shapes.experts} -> {size.experts}: {where} takes fewer")
+    experts = _experts(shapes, size)
+    if shapes.experts > experts:
+        notes.append(f"experts {shapes.experts} -> {experts}: {where} takes fewer")
     widest = max((n for _, n, _ in shapes.dense), default=0)
     if widest > size.columns:
         notes.append(f"columns of a projection {widest} -> {size.columns}: {where} takes fewer")
@@ -377,9 +394,9 @@ def _reduced(shapes: Shapes, size: Size, device: torch.device) -> list[str]:
     return notes
 
 
-def declared_accumulation(declared: Mapping[str, Any]) -> Accumulation:
-    """The dense half of a cell's declaration."""
-    return Accumulation(**declared["dense"])
+def declared_accumulation(declared: Mapping[str, Any], gemm: Literal["dense", "down"] = "dense") -> Accumulation:
+    """The dense half of a cell's declaration; of a block's two GEMMs ``dense`` is gate and up."""
+    return Accumulation(**declared[gemm])
 
 
 def declared_recipe(declared: Mapping[str, Any]) -> MoeRecipe:

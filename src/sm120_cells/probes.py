@@ -126,7 +126,7 @@ def _gaussian_codes() -> Tensor:
 
 def _anchored(codes: Tensor, gen: torch.Generator) -> Tensor:
     """Put one ±6 into each block of 16, so that re-quantising the values returns these codes and scales."""
-    blocks = codes.view(*codes.shape[:-1], -1, BLOCK)
+    blocks = codes.view(*codes.shape[:-1], codes.shape[-1] // BLOCK, BLOCK)
     where = torch.randint(0, BLOCK, (*blocks.shape[:-1], 1), generator=gen)
     sign = _bytes(gen, *where.shape, high=2) << 3
     blocks.scatter_(-1, where, SIX | sign)
@@ -144,8 +144,13 @@ def _binade(gen: torch.Generator, *shape: int) -> Tensor:
     return _bytes(gen, *shape, low=ONE, high=ONE + 8)
 
 
-def _power_of_two(gen: torch.Generator, *shape: int, low: int, high: int) -> Tensor:
-    return torch.exp2(torch.randint(low, high + 1, shape, generator=gen).float())
+def _unlike_neighbours(gen: torch.Generator, count: int, choices: int) -> Tensor:
+    """Numbers below ``choices`` (at least 3), of which no two neighbours are the same, the last and first included."""
+    order = torch.randperm(choices, generator=gen)
+    numbers = order[torch.arange(count) % choices]
+    if count > 1 and count % choices == 1:
+        numbers[-1] = order[1]
+    return numbers
 
 
 def _scale_bytes(gen: torch.Generator, rows: int, groups: int, spread: str) -> Tensor:
@@ -172,18 +177,18 @@ def _jitter(gen: torch.Generator, *shape: int) -> Tensor:
     return 0.75 + 0.75 * torch.rand(shape, generator=gen)
 
 
+def _last_place(x: Tensor) -> float:
+    """Largest power of two that divides every element of x (float64)."""
+    bits = x.contiguous().view(torch.int64)
+    mantissa = bits & (1 << 52) - 1 | 1 << 52
+    lowest = (mantissa & -mantissa).double() * (bits & 0x7FF << 52).view(torch.float64)
+    smallest = float(lowest.where(x != 0, torch.inf).min()) * 2.0**-52
+    return smallest if math.isfinite(smallest) else 1.0
+
+
 def assert_exact(a: Tensor, b: Tensor) -> None:
     """Check on the data that every partial sum of ``a @ b.T`` (float64) fits FP32 in any order, or NotExactError."""
-
-    def lsb(x: Tensor) -> float:
-        sizes = x[x != 0].abs()
-        if not len(sizes):
-            return 1.0
-        mantissa, exponent = torch.frexp(sizes)
-        whole = (mantissa * 2.0**24).long()  # an exact integer: operands have a handful of significant bits
-        return float(torch.exp2((exponent - 24 + torch.log2((whole & -whole).double())).double()).min())
-
-    worst = float((a.abs() @ b.abs().T).max()) / (lsb(a) * lsb(b)) if a.numel() and b.numel() else 0.0
+    worst = float((a.abs() @ b.abs().T).max()) / (_last_place(a) * _last_place(b)) if a.numel() and b.numel() else 0.0
     if worst >= _EXACT_LIMIT:
         raise NotExactError(f"largest partial sum is 2^{math.log2(worst):.1f} units in the last place, 2^24 at most")
 
@@ -258,7 +263,7 @@ def _route(gen: torch.Generator, tokens: int, experts: int, top_k: int, pattern:
 
 
 def moe_operands(case: MoeCase) -> MoeOperands:
-    """Operands on the CPU. NotExactError where an exact probe is asked of a shape that cannot be exact."""
+    """Operands on the CPU. Whether an exact probe's sums are exact is checked by its reference, which makes them."""
     gen = _generator(case)
     tokens = max(case.tokens)
     if case.probe in ("isolated", "exact", "repeat"):
@@ -285,9 +290,13 @@ def moe_operands(case: MoeCase) -> MoeOperands:
 def _distinct_experts(case: MoeCase) -> int:
     """How many experts have bytes of their own; the others repeat them under global scales of their own.
 
-    A multiple of top_k, so that an isolated output column has the same one source in every expert.
+    A multiple of top_k, so that an isolated output column has the same one source in every expert; no power of two, so
+    that an expert number that wraps around (modulo 256, say) meets other bytes.
     """
-    return min(case.experts, -(-_DISTINCT // case.top_k) * case.top_k)
+    count = -(-_DISTINCT // case.top_k) * case.top_k
+    while count & (count - 1) == 0:
+        count += case.top_k
+    return min(case.experts, count)
 
 
 def _repeated(case: MoeCase, *tensors: Tensor) -> list[Tensor]:
@@ -316,7 +325,8 @@ def _random_experts(case: MoeCase, gen: torch.Generator, input_scale: Tensor) ->
         w2_scales=w2_scales,
         w2_scale_2=_jitter(gen, experts) * (1.0 / (rms * math.sqrt(inter))),
         input_scale=input_scale,
-        intermediate_scale=_jitter(gen, experts) * 2.0**-6,
+        # Every second one is a power of two, where many quotients lie on a tie: right quantisers differ most there.
+        intermediate_scale=torch.where(torch.arange(experts) % 2 == 0, 1.0, _jitter(gen, experts)) * 2.0**-6,
     )
 
 
@@ -359,9 +369,10 @@ def _exact_experts(case: MoeCase, gen: torch.Generator, *, isolated: bool) -> Mo
     up_scales = _binade(gen, experts, i_blocks, 1, h_blocks).expand(experts, i_blocks, BLOCK, h_blocks)
     codes = torch.cat([gate.reshape(experts, inter, hidden), up.reshape(experts, inter, hidden)], dim=1)
     scales = torch.cat([torch.full_like(up_scales, ONE), up_scales], dim=1).reshape(experts, 2 * inter, h_blocks)
-    exponents = torch.randint(0, 3, (case.experts,), generator=gen)
     # x = 4 * 0.5, gate = 2 * 4 * scale_2 = 32, 64 or 128; product = gate * up, with a block maximum of 6 * that.
-    w13_scale_2 = torch.exp2(2.0 + exponents)
+    # All three global scales differ between neighbours, so that reading a neighbour's shows.
+    w13_scale_2 = torch.exp2(2.0 + _unlike_neighbours(gen, case.experts, 3))
+    halved = torch.randint(2, (case.experts,), generator=gen)
     down, down_scales = _isolated_down(case, gen) if isolated else _dense_down(case, gen)
     w13, w13_scales, w2, w2_scales = _repeated(
         case, nvfp4.pack(codes), scales.contiguous(), nvfp4.pack(down), down_scales
@@ -372,9 +383,9 @@ def _exact_experts(case: MoeCase, gen: torch.Generator, *, isolated: bool) -> Mo
         w13_scale_2=w13_scale_2,
         w2=w2,
         w2_scales=w2_scales,
-        w2_scale_2=_power_of_two(gen, case.experts, low=-6, high=-3),
+        w2_scale_2=torch.exp2(-13.0 + _unlike_neighbours(gen, case.experts, 8)),  # results fit fp16, too
         input_scale=torch.tensor(0.5),
-        intermediate_scale=w13_scale_2 * w13_scale_2 * _power_of_two(gen, case.experts, low=-2, high=0),
+        intermediate_scale=w13_scale_2 * w13_scale_2 * torch.exp2(-halved.float()),
     )
 
 
@@ -400,7 +411,7 @@ def _dense_down(case: MoeCase, gen: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def block_operands(case: BlockCase) -> BlockOperands:
     """Operands of the routed half and of the shared expert, on the CPU."""
-    routed = moe_operands(case.routed)
+    routed = moe_operands(replace(case.routed, format="fp4"))  # on the grid: the dense backend may quantise
     gen = _generator(case)
     hidden, shared = case.hidden, case.shared_intermediate
     rms = _WEIGHT_RMS["normal"]

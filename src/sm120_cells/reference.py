@@ -14,7 +14,7 @@ from torch import Tensor
 from sm120_cells import bounds, nvfp4
 from sm120_cells.bounds import BF16_HALF_ULP, FP32_HALF_ULP, FP32_ULP, Accumulation, FloatType, MoeRecipe
 from sm120_cells.cases import Activation, BlockCase, DenseCase, Format, MoeCase
-from sm120_cells.probes import BlockOperands, DenseOperands, MoeOperands, MoeWeights
+from sm120_cells.probes import BlockOperands, DenseOperands, MoeOperands, MoeWeights, assert_exact
 
 EXACT_DENSE = ("exact", "unit", "readback", "repeat")
 EXACT_MOE = ("isolated", "exact", "repeat")
@@ -83,7 +83,7 @@ def dense_reference(case: DenseCase, operands: DenseOperands, accumulation: Accu
 
 
 def moe_reference(case: MoeCase, operands: MoeOperands, recipe: MoeRecipe) -> Expected:
-    """Reference of the fused MoE for all tokens of the case."""
+    """Reference of the fused MoE for all tokens of the case; NotExactError where an exact probe is not."""
     exact = case.probe in EXACT_MOE
     tokens, hidden = operands.x.shape
     device = operands.x.device
@@ -109,11 +109,18 @@ def moe_reference(case: MoeCase, operands: MoeOperands, recipe: MoeRecipe) -> Ex
 
 
 def block_reference(
-    case: BlockCase, operands: BlockOperands, recipe: MoeRecipe, dense: Accumulation, dense_format: Format
+    case: BlockCase,
+    operands: BlockOperands,
+    recipe: MoeRecipe,
+    dense: tuple[Accumulation, Accumulation],
+    dense_format: Format,
 ) -> Expected:
-    """Reference of routed experts plus shared expert, added in FP32 and rounded to bf16 once."""
+    """Reference of routed experts plus shared expert, added in FP32 and rounded to bf16 once.
+
+    dense: how the shared expert's gate/up and down GEMMs add.
+    """
     routed = moe_reference(case.routed, operands.routed, recipe)
-    shared_recipe = MoeRecipe(gemm1=dense, gemm2=dense, intermediate=dense_format)
+    shared_recipe = MoeRecipe(*dense, intermediate=dense_format)
     tensors = _ExpertTensors(
         operands.gate_up.dequantize(),
         operands.down.dequantize(),
@@ -177,6 +184,8 @@ def _expert(x: Tensor, w: _ExpertTensors, activation: Activation, recipe: MoeRec
     hidden = hidden.rounded(recipe.activation_out, emulate=emulate)
     if recipe.intermediate == "fp4":
         hidden = _requantised(hidden, w.intermediate_scale, exact=exact)
+    if exact:  # the first GEMM's sums have one term
+        assert_exact(hidden.lo, w.w2)
     result = _gemm(hidden, w.w2, w.alpha2, recipe.gemm2, exact=exact)
     if exact:
         return result.rounded(recipe.gemm2_out, emulate=True)

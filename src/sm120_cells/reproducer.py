@@ -17,17 +17,19 @@ from sm120_cells.backends import PLUGINS_VARIABLE
 _PACKAGE = "sm120_cells"
 _HEAD = '''"""{title}
 
-Run with a Python that has torch{library}. Exit status: 1 the fault shows, 0 it does not, 2 the backend cannot run here.
-Made by sm120-stack; sources of operands, reference and judgement are at the end of this file, as plain text.
+Run with a Python that has torch{library}.
+Exit status: 1 the fault shows, 0 it does not, 2 the backend cannot run here, 3 this script itself failed.
+Sources of operands, reference and judgement are at the end of this file, as plain text.
+"""
 
 {findings}
-"""
 
 import importlib.abc
 import importlib.util
 import json
 import os
 import sys
+import traceback
 
 CELL = json.loads(r"""{cell}""")
 SIZES = {sizes}  # sizes of the sweep at which it failed
@@ -49,9 +51,13 @@ class Sources(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def main():
     sys.meta_path.insert(0, Sources())
     os.environ["{variable}"] = os.pathsep.join({plugins})
-    from sm120_cells.worker import reproduce
+    try:
+        from sm120_cells.worker import reproduce
 
-    return reproduce(CELL, SIZES)
+        return reproduce(CELL, SIZES)
+    except Exception:
+        traceback.print_exc()
+        return 3
 
 
 SOURCES = {{}}
@@ -65,19 +71,24 @@ def write(path: Path, cell: Mapping[str, Any], findings: Sequence[Mapping[str, A
     text = _HEAD.format(
         title=f"Reproducer of {cell['id']}",
         library="" if "torch" in str(cell["subject"]) else " and the backend's library",
-        findings="\n".join(f"{f['tier']} {f['check']}: {f['message']}" for f in findings).replace("\\", "\\\\"),
+        findings="\n".join(_comment(f"{f['tier']} {f['check']}: {f['message']}") for f in findings),
         cell=json.dumps(cell, indent=1),
         sizes=list(sizes),
         variable=PLUGINS_VARIABLE,
         plugins=plugins,
     )
     for name, source in sources.items():
-        quoted = source.replace("\\", "\\\\").replace("'''", "\\'\\'\\'")
+        quoted = source.replace("\\", "\\\\").replace("'''", "\\'\\'\\'").removesuffix("\n") + "\n"
         text += f"\n# {'-' * 20} {name}\nSOURCES[{name!r}] = '''\\\n{quoted}'''\n"
     text += '\nif __name__ == "__main__":\n    sys.exit(main())\n'
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def _comment(text: str) -> str:
+    """A backend's own words may hold anything."""
+    return "\n".join("# " + "".join(c if c.isprintable() else " " for c in line) for line in text.splitlines())
 
 
 def _closure(names: Sequence[str]) -> dict[str, str]:

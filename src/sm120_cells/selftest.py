@@ -22,7 +22,7 @@ from sm120_cells.subjects import DenseSubject, MoeSubject, Subject
 
 _CPU = torch.device("cpu")
 DENSE_SWEEP = tuple(range(161))
-MOE_SWEEP = tuple(range(49))
+MOE_SWEEP = tuple(range(25))
 _CLAMPED = Activation(limit=2.0, alpha=1.702, beta=1.0)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from sm120_cells import nvfp4
+from sm120_cells import judge, nvfp4
 from sm120_cells.backends import DenseBackend, DenseInput, DenseKernel, MoeBackend, MoeKernel
 from sm120_cells.cases import Activation, BlockCase, DenseCase, Format, MoeCase
 from sm120_cells.nvfp4 import Quantized
@@ -201,8 +201,7 @@ class MoeSubject:
 
     def constants(self) -> tuple[Tensor, ...]:
         """All experts."""
-        e = self.operands.experts
-        return (e.w13, e.w13_scales, e.w13_scale_2, e.w2, e.w2_scales, e.w2_scale_2, e.intermediate_scale)
+        return _constants(self.operands.experts)
 
     def inputs(self, rows: int) -> Inputs:
         """x, ids, weights."""
@@ -256,6 +255,10 @@ def pose_tokens(inputs: Inputs, fills: tuple[float, ...]) -> Posed:
     return Posed(tuple(b[:count] for b in buffers), buffers, inputs.alpha, count)
 
 
+def _constants(experts: MoeWeights) -> tuple[Tensor, ...]:
+    return tuple(getattr(experts, f.name) for f in fields(experts))
+
+
 def _relabelled(e: MoeWeights, order: Tensor) -> MoeWeights:
     names = (f.name for f in fields(e) if f.name != "input_scale")
     return replace(e, **{name: getattr(e, name)[order] for name in names})
@@ -270,7 +273,8 @@ class BlockSubject:
         self.sweep: tuple[int, ...] = (case.tokens,)
         self.exact, self.repeats = False, 0
         self.format: Format = "fp4" if "fp4" in dense.formats else "bf16"
-        self.atomics = moe.recipe(case.routed).atomics
+        sums = [dense.accumulation(shared) for shared in case.shared(self.format)]
+        self.atomics = moe.recipe(case.routed).atomics or any(s.atomics for s in sums)
         self.moe: MoeKernel = moe.prepare(operands.routed.experts, case.routed)
         self.gate_up: DenseKernel = dense.prepare(operands.gate_up)
         self.down: DenseKernel = dense.prepare(operands.down)
@@ -278,7 +282,8 @@ class BlockSubject:
     def constants(self) -> tuple[Tensor, ...]:
         """Routed and shared weights."""
         o = self.operands
-        return (o.routed.experts.w13, o.routed.experts.w2, o.gate_up.packed, o.down.packed)
+        shared = (t for q in (o.gate_up, o.down) for t in (q.packed, q.scales, q.scale_2))
+        return (*_constants(o.routed.experts), *shared)
 
     def inputs(self, rows: int) -> Inputs:
         """x, ids, weights, gate of the shared expert."""
@@ -293,7 +298,7 @@ class BlockSubject:
     def call(self, posed: Posed, out: Tensor) -> Tensor:
         """Routed experts, shared expert, sum in fp32."""
         x, ids, weights, gate = posed.rows
-        routed = self.moe(x, ids, weights, torch.empty_like(x))
+        routed = self.moe(x, ids, weights, judge.poisoned(len(x), self.columns, x.device))
         both = self._dense(x, self.operands.routed.experts.input_scale, self.operands.gate_up, self.gate_up)
         hidden = _activated(both, self.case.activation)
         shared = self._dense(hidden, self.operands.intermediate_scale, self.operands.down, self.down)
@@ -302,7 +307,7 @@ class BlockSubject:
 
     def _dense(self, x: Tensor, scale: Tensor, weight: Quantized, kernel: DenseKernel) -> Tensor:
         count, k = x.shape
-        out = torch.empty(count, weight.rows, dtype=torch.bfloat16, device=x.device)
+        out = judge.poisoned(count, weight.rows, x.device)
         if self.format == "bf16" or not count:
             return kernel(DenseInput(None, None, x, count, k), weight.scale_2.reshape(1), out) if count else out
         q = nvfp4.quantize(x.float(), 1.0 / scale)

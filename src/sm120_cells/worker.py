@@ -15,13 +15,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import torch
 
 from sm120_cells import machine, plan, reproducer
 from sm120_cells.backends import UnsupportedError, dense_backends, moe_backends
-from sm120_cells.bounds import Accumulation
 from sm120_cells.cases import BlockCase, Case, CaseError, DenseCase, MoeCase, case_from_json
 from sm120_cells.evaluate import Outcome, evaluate
 from sm120_cells.judge import Finding
@@ -32,6 +31,7 @@ from sm120_cells.subjects import BlockSubject, DenseSubject, MoeSubject, Subject
 
 _PROGRESS_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
+_NOT_A_REQUEST = (ValueError, TypeError, KeyError, RecursionError)
 
 
 class RequestError(Exception):
@@ -59,7 +59,7 @@ def _expected(case: Case, declared: Mapping[str, Any], device: torch.device) -> 
             return moe_reference(case, to_device(moe_operands(case), device), declared_recipe(declared))
         case BlockCase():
             operands = to_device(block_operands(case), device)
-            dense: Accumulation = declared_accumulation(declared)
+            dense = declared_accumulation(declared), declared_accumulation(declared, "down")
             return block_reference(case, operands, declared_recipe(declared), dense, declared["dense_format"])
 
 
@@ -68,17 +68,26 @@ def _subject(case: Case, name: str, device: torch.device) -> Subject:
     moe_name, _, dense_name = name.partition("+")
     match case:
         case DenseCase():
-            dense = dense_backends()[name]
+            dense = _named(dense_backends(), name)
             _require(dense.unsupported(device, case))
             return DenseSubject(case, to_device(dense_operands(case), device), dense)
         case MoeCase():
-            moe = moe_backends()[name]
+            moe = _named(moe_backends(), name)
             _require(moe.unsupported(device, case))
             return MoeSubject(case, to_device(moe_operands(case), device), moe)
         case BlockCase():
-            moe, dense = moe_backends()[moe_name], dense_backends()[dense_name]
+            moe, dense = _named(moe_backends(), moe_name), _named(dense_backends(), dense_name)
             _require(moe.unsupported(device, case.routed) or dense.unsupported(device))
             return BlockSubject(case, to_device(block_operands(case), device), moe, dense)
+
+
+BackendT = TypeVar("BackendT")
+
+
+def _named(known: Mapping[str, BackendT], name: str) -> BackendT:
+    if name not in known:
+        raise plan.UnknownBackendError(name, tuple(known))
+    return known[name]
 
 
 def _require(reason: str | None) -> None:
@@ -94,27 +103,36 @@ def run_cell(
     sizes: tuple[int, ...] = (),
     tick: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Judge one cell. Refusals and faults of the backend are verdicts; only a broken context goes further."""
+    """Judge one cell. Refusals and faults of the backend are verdicts; what is wrong with the cell itself is raised."""
+    case, declared = _read_case(cell["case"])
     try:
-        case, declared = _read_case(cell["case"])
-        expected = _expected(case, declared, device) if reference is None else _load(reference, device)
+        expected = _expected(case, declared, device) if reference is None else _load(reference, case, device)
+    except _INCONCLUSIVE as error:
+        return _inconclusive(error)
+    try:
         subject = _subject(case, cell["subject"].partition(":")[2], device)
         if sizes:
             subject.sweep = sizes
         return evaluate(subject, expected, tick=tick)
     except UnsupportedError as error:
         return Outcome("UNSUPPORTED", reason=str(error))
-    except NotExactError as error:
-        return Outcome("INCONCLUSIVE", reason=f"the probe is not exact for this shape: {error}")
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return Outcome("INCONCLUSIVE", reason=f"out of memory: {error}")
-    except (KeyboardInterrupt, SystemExit, CaseError, KeyError):
+    except _INCONCLUSIVE as error:
+        return _inconclusive(error)
+    except plan.UnknownBackendError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever a backend raises is its fault, and is the verdict
         traceback.print_exc()
         _die_if_poisoned(device)
         message = f"{type(error).__name__}: {error}".strip()
         return Outcome("FAIL", reason=f"T0 raises: {message}", findings=[Finding("T0", "raises", message)])
+
+
+_INCONCLUSIVE = (NotExactError, torch.OutOfMemoryError, MemoryError)
+
+
+def _inconclusive(error: Exception) -> Outcome:
+    what = "the probe is not exact for this shape" if isinstance(error, NotExactError) else "out of memory"
+    return Outcome("INCONCLUSIVE", reason=f"{what}: {error}")
 
 
 def _die_if_poisoned(device: torch.device) -> None:
@@ -132,7 +150,9 @@ def reproduce(cell: Mapping[str, Any], sizes: list[int]) -> int:
     """What a stand-alone reproducer does: judge the cell again and print what is wrong. 1: the fault shows."""
     device = machine.choose_device(None)
     outcome = run_cell(cell, device, None, sizes=tuple(sizes))
-    print(f"{cell['id']} on {machine.hello(device)['device']['name']}, torch {torch.__version__}")
+    if sizes and outcome.verdict == "PASS":  # what depends on the calls before it needs them
+        outcome = run_cell(cell, device, None)
+    print(f"{cell['id']} on {machine.describe(device)['name']}, torch {torch.__version__}")
     print(f"{outcome.verdict}{f': {outcome.reason}' if outcome.reason else ''}")
     for finding in outcome.findings:
         print(f"\n{finding.tier} {finding.check}: {finding.message}\n  {dict(finding.condition)}")
@@ -141,8 +161,10 @@ def reproduce(cell: Mapping[str, Any], sizes: list[int]) -> int:
     return {"FAIL": 1, "PASS": 0}.get(outcome.verdict, 2)
 
 
-def _load(path: Path, device: torch.device) -> Expected:
+def _load(path: Path, case: Case, device: torch.device) -> Expected:
     stored = torch.load(path, map_location=device, weights_only=True)
+    if stored["case"] != case.digest:
+        raise RequestError("failed", f"{path} is the reference of another case")
     return Expected(stored["value"], stored["radius"])
 
 
@@ -179,7 +201,7 @@ class Worker:
             request = json.loads(line)
             self.request = request["id"]
             operation = self.operations.get(request["op"])
-        except (ValueError, TypeError, KeyError) as error:
+        except _NOT_A_REQUEST as error:
             message = f"not a request: {type(error).__name__}: {error}"
             self.send({"id": None, "ok": False, "error": {"kind": "bad-request", "message": message}})
             return
@@ -209,11 +231,13 @@ class Worker:
         if profile not in plan.PROFILES:
             raise RequestError("bad-request", f"profile must be one of {', '.join(plan.PROFILES)}, not {profile!r}")
         backends = request.get("backends") or {}
+        if not isinstance(backends, Mapping):
+            raise RequestError("bad-request", "backends must be an object with lists of names")
         return plan.make_plan(
             plan.Shapes.from_json(request["model"]),
             profile,
             self.device,
-            int(request.get("seed", 0)),
+            _whole(request, "seed", 1 << 64, default=0),
             operations=request.get("operations") or ("dense", "moe"),
             dense=backends.get("dense"),
             moe=backends.get("moe"),
@@ -230,7 +254,8 @@ class Worker:
             raise RequestError("not-exact", str(error)) from error
         path = Path(request["path"])
         partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        torch.save({"value": expected.value.cpu(), "radius": expected.radius.cpu()}, partial)
+        stored = {"case": case.digest, "value": expected.value.cpu(), "radius": expected.radius.cpu()}
+        torch.save(stored, partial)
         partial.replace(path)
         return {"seconds": time.perf_counter() - start, "bytes": path.stat().st_size}
 
@@ -280,7 +305,15 @@ class Worker:
         if request.get("list"):
             listed = [{"name": m.name, "operation": m.operation, "kind": m.kind, "source": m.source} for m in mutants]
             return {"mutants": listed}
-        return selftest.judge_mutant(mutants[int(request["index"])], int(request["seed"]), self.device).to_json()
+        index, seed = _whole(request, "index", len(mutants)), _whole(request, "seed", 1 << 64)
+        return selftest.judge_mutant(mutants[index], seed, self.device).to_json()
+
+
+def _whole(request: Mapping[str, Any], name: str, limit: int, default: int | None = None) -> int:
+    value = request.get(name, default)
+    if type(value) is not int or not 0 <= value < limit:
+        raise RequestError("bad-request", f"{name} must be a whole number from 0 to {limit - 1}, not {value!r:.200}")
+    return value
 
 
 def _finite(value: Any) -> Any:
@@ -295,7 +328,7 @@ def _finite(value: Any) -> Any:
 
 def _private_door() -> tuple[TextIO, TextIO]:
     """(requests, replies) on descriptors of their own."""
-    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    requests = os.fdopen(os.dup(0), encoding="utf-8", errors="replace")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -329,8 +362,11 @@ def main() -> int:
 
 def _refuse(requests: TextIO, replies: TextIO, message: str) -> int:
     for line in requests:
-        request = json.loads(line)
-        refusal = {"id": request["id"], "ok": False, "error": {"kind": "no-device", "message": message}}
+        try:
+            number = json.loads(line)["id"]
+        except _NOT_A_REQUEST:
+            number = None
+        refusal = {"id": number, "ok": False, "error": {"kind": "no-device", "message": message}}
         replies.write(json.dumps(refusal) + "\n")
         replies.flush()
     return 0

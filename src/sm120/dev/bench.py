@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sm120 import errors
 from sm120.console import Console
+from sm120.dev import bench_matrix
 
 
 @dataclass(frozen=True)
@@ -18,17 +19,14 @@ class Options:
     name: str = ""
 
 
-BENCHMARKS: dict[str, Benchmark] = {}
+BENCHMARKS: dict[str, Benchmark] = {"matrix": Benchmark(bench_matrix.SUMMARY, bench_matrix.matrix)}
 
 
 def bench(options: Options) -> None:
     console = Console.current()
-    if not options.name:
-        console.table("benchmarks", ("name", "measures"), [(name, b.summary) for name, b in sorted(BENCHMARKS.items())])
-        console.result({"schema": 1, "benchmarks": sorted(BENCHMARKS)})
-        return
     if options.name not in BENCHMARKS:
         raise errors.UsageError(
             f"no benchmark is named {options.name!r}; {errors.nearest(options.name, sorted(BENCHMARKS))}"
         )
+    console.info(BENCHMARKS[options.name].summary)
     console.result({"schema": 1, options.name: BENCHMARKS[options.name].run(console)})

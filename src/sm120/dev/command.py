@@ -1,9 +1,11 @@
 """``dev.lint``, ``dev.types``, ``dev.format`` and ``dev.test``: the parts of the one test command."""
 
+import contextlib
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -126,7 +128,12 @@ def _toolkit_part(parts: _Parts, options: TestOptions) -> bool:
 
 def _cells_part(parts: _Parts, options: TestOptions) -> bool:
     folders = ("tests/unit/cells", "tests/integration/cells")
-    return parts.run("tests of the cells", lambda: _pytest(_cpu_stack().python, folders, options))
+
+    def body() -> bool:
+        with _without_spaces(_cpu_stack().python) as python:
+            return _pytest(python, folders, options)
+
+    return parts.run("tests of the cells", body)
 
 
 _PART: dict[str, Callable[[_Parts, TestOptions], bool | None]] = {
@@ -135,6 +142,21 @@ _PART: dict[str, Callable[[_Parts, TestOptions], bool | None]] = {
     "toolkit": _toolkit_part,
     "cells": _cells_part,
 }
+
+
+@contextlib.contextmanager
+def _without_spaces(python: Path) -> Iterator[Path]:
+    """The same interpreter by a path without spaces.
+
+    mmasim is built by torch.utils.cpp_extension, which breaks the path of torch's libraries at spaces.
+    """
+    if " " not in str(python):
+        yield python
+        return
+    with tempfile.TemporaryDirectory(prefix="sm120-") as folder:
+        link = Path(folder, "env")
+        link.symlink_to(python.parents[1])
+        yield link / "bin" / python.name
 
 
 def _cpu_stack() -> Environment:

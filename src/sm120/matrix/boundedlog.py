@@ -2,11 +2,12 @@
 
 import collections
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from sm120.files import writing
-from sm120.redact import redact
+from sm120.redact import redactor
 
 HEAD_BYTES: Final = 1 << 20
 TAIL_BYTES: Final = 64 << 10
@@ -15,8 +16,9 @@ TAIL_BYTES: Final = 64 << 10
 class BoundedLog:
     """Appends to ``path``, without secrets. Written by one thread, read after that thread has ended."""
 
-    def __init__(self, path: Path) -> None:
-        """PreflightError when the file cannot be opened."""
+    def __init__(self, path: Path, env: Mapping[str, str]) -> None:
+        """``env`` is the child's, whose secrets it may print. PreflightError when the file cannot be opened."""
+        self._redact = redactor(env)
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = path.open("ab")
@@ -60,12 +62,12 @@ class BoundedLog:
             self._file.close()
 
     def _end(self) -> str:
-        return redact(b"".join(self._tail)[-TAIL_BYTES:].decode("utf-8", "replace"))
+        return self._redact(b"".join(self._tail)[-TAIL_BYTES:].decode("utf-8", "replace"))
 
     def _append(self, data: bytes) -> None:
         kept, left = data[: self._room], data[self._room :]
         self._room -= len(kept)
         self._dropped += len(left)
         with contextlib.suppress(OSError):  # a full disk must not stop the reading
-            self._file.write(redact(kept.decode("utf-8", "replace")).encode())
+            self._file.write(self._redact(kept.decode("utf-8", "replace")).encode())
             self._file.flush()

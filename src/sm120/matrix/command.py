@@ -200,7 +200,7 @@ def _matrix(
         device=options.device,
     )
     record = _record(opened, asked, run, found, results, complete=not interrupted)
-    path = gates.gate_path(state.root / "gate", asked.model)
+    path = gates.gate_path(state.gate, asked.model)
     in_force = gates.store(path, record)
     code = verdict.exit_code(results.values(), found, require_servable=options.require_servable)
     grid.show(console, plan, results, found, repeat)

@@ -62,7 +62,7 @@ def summary(plan: Plan, results: Mapping[str, Result]) -> str:
     words = [results[cell.id].verdict if cell.id in results else "not run" for cell in plan.cells]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
     etas = [r.eta for r in results.values() if r.verdict == PASS and r.eta is not None]
-    worst = f"; largest error of a PASS: {max(etas):.3f} of its bound" if etas else ""
+    worst = f"; largest error of a PASS: {max(etas):.4f} of its bound" if etas else ""
     return f"{sum(word in RAN for word in words)} of {len(words)} cells ran: {counts or 'none'}{worst}"
 
 

@@ -1,5 +1,6 @@
 """The ways in which a worker is lost or declines, and the words for them."""
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -53,6 +54,14 @@ def ending(code: int) -> str:
 def excerpt(data: bytes) -> str:
     text = clean(data[:160].decode("utf-8", "replace")).strip()
     return repr(text[:120] + ("..." if len(data) > 120 else ""))
+
+
+def finite(text: str) -> float:
+    """A number of the protocol. 1e999 is JSON, but Python reads it as infinity."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is out of range")
+    return value
 
 
 def no_constant(name: str) -> NoReturn:

@@ -18,6 +18,8 @@ WORKER_VERDICTS: Final = frozenset((PASS, FAIL, UNSUPPORTED, INCONCLUSIVE))
 PROFILES: Final = ("quick", "default", "full")
 OPERATIONS: Final = ("dense", "moe")
 
+_MAX_REASON: Final = 2000  # characters; a library's message may be a whole compiler log
+
 T = TypeVar("T")
 
 
@@ -133,12 +135,12 @@ def read_result(raw: Mapping[str, Any]) -> Result:
         raise MalformedReply(f"result.verdict: {verdict!r} is not one of {', '.join(sorted(WORKER_VERDICTS))}")
     findings = tuple(_objects(raw, "findings")) if raw.get("findings") is not None else ()
     eta = _optional(raw, "eta", float)
-    checks = _optional(raw, "checks", int)
+    checks, reason = _optional(raw, "checks", int), _optional(raw, "reason", str)
     if verdict == PASS and findings:
         raise MalformedReply("result.verdict: PASS with findings")
     if verdict == PASS and eta is not None and not eta <= 1:
         raise MalformedReply(f"result.verdict: PASS with an error of {eta} times its bound")
-    if verdict == PASS and checks is not None and checks <= 0:
+    if verdict == PASS and (checks is None or checks <= 0):
         raise MalformedReply("result.verdict: PASS without a single check")
     seconds = raw.get("seconds")
     if seconds is not None and not isinstance(seconds, Mapping):
@@ -146,7 +148,7 @@ def read_result(raw: Mapping[str, Any]) -> Result:
     known = {"verdict", "reason", "eta", "findings", "notes", "reproducer", "seconds"}
     return Result(
         verdict=verdict,
-        reason=_optional(raw, "reason", str),
+        reason=None if reason is None else reason[:_MAX_REASON],
         eta=eta,
         findings=findings,
         notes=_texts(raw, "notes"),

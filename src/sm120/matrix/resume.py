@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sm120 import runs
 from sm120.errors import UsageError
 from sm120.matrix.fingerprint import Difference, Fingerprint, differences
+from sm120.matrix.journal import FILE
 from sm120.matrix.options import Options
 from sm120.matrix.plan import MalformedReply
 from sm120.runs import Run
@@ -19,10 +19,10 @@ TASK = "validate-backends"
 def find_run(state: State, name: str) -> Run:
     """The run to go on with: ``last``, an id or a folder. UsageError where there is none."""
     if name == "last":
-        found = runs.latest(state, TASK)
-        if found is None:
-            raise UsageError("--resume: there is no run to go on with", where=str(state.runs))
-        return found
+        for folder in sorted(state.runs.glob(f"*-{TASK}-*/"), reverse=True):
+            if (folder / FILE).exists():  # without one, it ended before there was anything to go on with
+                return Run.open(folder)
+        raise UsageError("--resume: there is no run to go on with", where=str(state.runs))
     path = Path(name).expanduser()
     run = Run.open(path if path.is_dir() else state.runs / name)
     if run.task != TASK:

@@ -1,5 +1,6 @@
 """Runs a plan: one process a subject, restarted after it was lost, probed after anything but a PASS."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from typing import Any, Protocol
 
 from sm120.errors import PreflightError
 from sm120.matrix.door import Door, greet
+from sm120.matrix.fingerprint import Fingerprint, differences
 from sm120.matrix.lost import WorkerError, WorkerHung, WorkerRefused
 from sm120.matrix.plan import (
     CRASH,
@@ -30,6 +32,7 @@ from sm120.runs import safe_name
 
 REFERENCES = "references"
 """Folder of the run that holds them while it lasts."""
+_REPRODUCERS = "reproducers"
 _PROBE_SECONDS = 120.0
 _STARTS = 2  # attempts in a row before a subject is given up
 
@@ -57,11 +60,11 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is run and where. ``identity`` is what every worker's hello must equal."""
+    """What is run and where. ``identity`` turns a hello into what must be the same in all workers."""
 
     plan: Plan
     door: Door
-    identity: Callable[[Mapping[str, Any]], object]
+    identity: Callable[[Mapping[str, Any]], Fingerprint]
     observer: Observer
 
 
@@ -77,6 +80,7 @@ def run(job: Job, control: Worker, hello: Mapping[str, Any], done: Mapping[str, 
     def start(name: str) -> Worker:
         return _start(job, name, expected)
 
+    reproducers = _folder(job.door.folder / _REPRODUCERS)
     references = References(control, lambda: start("references"), _folder(job.door.folder / REFERENCES))
     try:
         own = [subject for subject in job.plan.subjects if subject.operation != "block"]
@@ -89,10 +93,12 @@ def run(job: Job, control: Worker, hello: Mapping[str, Any], done: Mapping[str, 
                     _Seat(job, subject, references, start, results).run(todo[subject.id])
     finally:
         references.close()
+        with contextlib.suppress(OSError):  # there are some
+            reproducers.rmdir()
     return results
 
 
-def _start(job: Job, name: str, expected: object) -> Worker:
+def _start(job: Job, name: str, expected: Fingerprint) -> Worker:
     worker = job.door.open(name)
     try:
         found = job.identity(greet(worker))
@@ -102,7 +108,7 @@ def _start(job: Job, name: str, expected: object) -> Worker:
     if found != expected:
         worker.kill()
         raise StackChanged(
-            "the stack, the cells or the device changed while the matrix was running",
+            f"something changed while the matrix was running: {'; '.join(map(str, differences(expected, found)[:4]))}",
             remedy="run it again from the beginning",
         )
     return worker
@@ -193,7 +199,7 @@ class _Seat:
 
     def _attempt(self, cell: Cell, reference: str | None) -> Result:
         worker = self._ready()
-        reproducer = _folder(self._job.door.folder / "reproducers") / f"{safe_name(cell.id)}.py"
+        reproducer = self._job.door.folder / _REPRODUCERS / f"{safe_name(cell.id)}.py"
         body = {"cell": dict(cell.raw), "reference": reference, "reproducer": str(reproducer)}
         began = time.monotonic()
         try:

@@ -155,7 +155,7 @@ class _Lane(threading.Thread):
         except (WorkerError, WorkerRefused, MalformedReply) as error:
             if isinstance(error, WorkerError):
                 self._worker = None
-            return Record(name, kind, operation, seed, caught=kind == RIGHT, error=str(error))
+            return Record(name, kind, operation, seed, caught=False, error=str(error))
 
 
 def _list(worker: Worker) -> list[Mapping[str, Any]]:

@@ -26,6 +26,7 @@ from sm120.matrix.lost import (
     WorkerRefused,
     ending,
     excerpt,
+    finite,
     no_constant,
 )
 from sm120.process import spawn, terminate
@@ -81,7 +82,7 @@ class Worker:
         self._abandoned = False
         self._closed = False
         self._gone = False
-        self._stderr = BoundedLog(log)
+        self._stderr = BoundedLog(log, env)
         try:
             self._process = spawn(
                 argv,
@@ -190,9 +191,7 @@ class Worker:
             )
 
     def _raise_death(self, exchange: _Exchange) -> NoReturn:
-        deadline = time.monotonic() + self.limits.leave
-        while not (on_its_own := self._exited()) and time.monotonic() < deadline:
-            time.sleep(_POLL / 5)
+        on_its_own = self._wait_exit(self.limits.leave)
         self.kill()
         started, tail = exchange.started, self._last_lines()
         if not on_its_own:
@@ -223,6 +222,15 @@ class Worker:
         except ChildProcessError:
             return True
 
+    def _wait_exit(self, seconds: float) -> bool:
+        """Whether it ended within that time. Its output ends first, which is told at once; the rest is looked for."""
+        deadline = time.monotonic() + seconds
+        with self._state:
+            self._state.wait_for(lambda: self._output_ended, timeout=seconds)
+        while not (exited := self._exited()) and time.monotonic() < deadline:
+            time.sleep(_POLL / 50)
+        return exited
+
     def _last_lines(self) -> list[str]:
         return [clean(line) for line in self._stderr.lines()[-SHOWN_LINES:]]
 
@@ -234,10 +242,9 @@ class Worker:
             self._closed = True
             self._input_ended = True
         self._wake()
-        deadline = time.monotonic() + self.limits.grace
         try:
-            while polite and not self._abandoned and not self._exited() and time.monotonic() < deadline:
-                time.sleep(_POLL / 5)
+            if polite and not self._abandoned:
+                self._wait_exit(self.limits.grace)
         finally:
             terminate(self._process, self.limits.grace)
             with self._state:
@@ -336,7 +343,7 @@ class Worker:
         if len(line) > LINE_BYTES:
             return f"sent a line of more than {LINE_BYTES >> 20} MiB"
         try:
-            message = json.loads(line.decode("utf-8"), parse_constant=no_constant)
+            message = json.loads(line.decode("utf-8"), parse_constant=no_constant, parse_float=finite)
         except (ValueError, RecursionError):
             return f"sent what is not JSON: {excerpt(line)}"
         if not isinstance(message, dict):

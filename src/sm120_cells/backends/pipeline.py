@@ -5,7 +5,7 @@ The reference backends are these with their own arithmetic; the fault catalogue 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,12 +38,20 @@ class Matrix(NamedTuple):
         return self.values * self.scales.repeat_interleave(BLOCK, dim=-1)
 
 
+class Loaded(Protocol):
+    """Weights in the form that a product multiplies with."""
+
+    @property
+    def nbytes(self) -> int:
+        """What keeping them costs."""
+
+
 class Product(Protocol):
-    """``a @ w.T`` accumulated in fp32 [M, N]; ``load`` brings weights into the form that ``multiply`` takes."""
+    """``a @ w.T`` accumulated in fp32 [M, N]; ``multiply`` takes what ``load`` of the same product gave."""
 
-    def load(self, w: Matrix, /) -> Matrix: ...
+    def load(self, w: Matrix, /) -> Loaded: ...
 
-    def multiply(self, a: Matrix, w: Matrix, /) -> Tensor: ...
+    def multiply(self, a: Matrix, w: Any, /) -> Tensor: ...
 
 
 def decode(packed: Tensor, scales: Tensor) -> Matrix:
@@ -96,7 +104,7 @@ class MoePipeline:
     def __init__(self, experts: MoeWeights, case: MoeCase, product: Product) -> None:
         self.experts, self.case, self.product = experts, case, product
         self.calls = 0
-        self._loaded: dict[tuple[str, int], Matrix] = {}
+        self._loaded: dict[tuple[str, int], Loaded] = {}
         self._loaded_bytes = 0
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> Tensor:
@@ -113,18 +121,22 @@ class MoePipeline:
         self.finish(out, x, ids)
         return out
 
-    def weight(self, name: str, expert: int) -> Matrix:
-        """An expert's w13 or w2, decoded on first use."""
+    def weight(self, name: str, expert: int) -> Loaded:
+        """An expert's w13 or w2, loaded on first use."""
         key = (name, expert)
         if key not in self._loaded:
             if self._loaded_bytes > _DECODED_BYTES:
                 self._loaded.clear()
                 self._loaded_bytes = 0
-            packed, scales = getattr(self.experts, name), getattr(self.experts, f"{name}_scales")
-            loaded = self.product.load(decode(packed[expert], scales[expert]))
+            loaded = self.product.load(self.read_weight(name, expert))
             self._loaded[key] = loaded
-            self._loaded_bytes += sum(t.nbytes for t in loaded if t is not None)
+            self._loaded_bytes += loaded.nbytes
         return self._loaded[key]
+
+    def read_weight(self, name: str, expert: int) -> Matrix:
+        """Decode an expert's w13 or w2."""
+        packed, scales = getattr(self.experts, name), getattr(self.experts, f"{name}_scales")
+        return decode(packed[expert], scales[expert])
 
     def quantise_tokens(self, x: Tensor) -> Matrix:
         """NVFP4 with the checkpoint's input scale, or bf16 as it is (weight-only)."""
@@ -147,7 +159,7 @@ class MoePipeline:
         total = self.multiply(a, self.weight("w13", expert))
         return (total * self.alpha1(expert)).bfloat16()
 
-    def multiply(self, a: Matrix, w: Matrix) -> Tensor:
+    def multiply(self, a: Matrix, w: Loaded) -> Tensor:
         """fp32 [t, N] accumulator."""
         return self.product.multiply(a, w)
 

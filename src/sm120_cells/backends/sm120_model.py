@@ -16,15 +16,15 @@ class MmaProduct:
 
     model: mma.MmaModel = mma.RTX_BLACKWELL
 
-    def load(self, w: Matrix) -> Matrix:
-        """Taken as it is."""
-        return w
-
-    def multiply(self, a: Matrix, w: Matrix) -> Tensor:
-        """fp32 [M, N]."""
-        if a.scales is None or w.scales is None:
+    def load(self, w: Matrix) -> mma.Prepared:
+        """Taken apart once."""
+        if w.scales is None:
             raise ValueError("the block-scaled MMA takes FP4 operands with block scales")
-        return mma.mma_accumulate(a.values, a.scales, w.values, w.scales, model=self.model)
+        return mma.prepare(w.values, w.scales)
+
+    def multiply(self, a: Matrix, w: mma.Prepared) -> Tensor:
+        """fp32 [M, N]."""
+        return mma.accumulate(self.load(a), w, model=self.model)
 
 
 _FORMATS: frozenset[Format] = frozenset({"fp4"})

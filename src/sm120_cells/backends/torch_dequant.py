@@ -10,13 +10,13 @@ from sm120_cells.cases import Format
 class DequantisedProduct:
     """fp32 product of dequantised operands; their element products are exact in fp32."""
 
-    def load(self, w: Matrix) -> Matrix:
+    def load(self, w: Matrix) -> Tensor:
         """Dequantise once."""
-        return Matrix(w.dequantised(), None)
+        return w.dequantised()
 
-    def multiply(self, a: Matrix, w: Matrix) -> Tensor:
+    def multiply(self, a: Matrix, w: Tensor) -> Tensor:
         """fp32 [M, N]."""
-        return a.dequantised() @ w.values.T
+        return a.dequantised() @ w.T
 
 
 _FORMATS: frozenset[Format] = frozenset({"fp4", "bf16"})

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from sm120_cells.backends.pipeline import Matrix
 from sm120_cells.faults.base import MoeFault, Mutant, moe_fault
 
 FAULTS: list[Mutant] = []
@@ -165,7 +166,7 @@ class ZerosAtOneT(MoeFault):
 
     def finish(self, out: Tensor, x: Tensor, ids: Tensor) -> None:
         """The size comes from the seed."""
-        if len(x) == 1 + self.pick("tokens", 48):
+        if len(x) == 1 + self.pick("tokens", 24):
             out.zero_()
 
 
@@ -237,6 +238,6 @@ class PaddingToken(MoeFault):
 class ExpertWraps(MoeFault):
     """Experts of the upper quarter use the weights of the lower one."""
 
-    def weight(self, name: str, expert: int) -> object:  # type: ignore[override]  # same value, wider type
+    def read_weight(self, name: str, expert: int) -> Matrix:
         """Modulo three quarters of the experts."""
-        return super().weight(name, expert % max(1, self.case.experts * 3 // 4))
+        return super().read_weight(name, expert % max(1, self.case.experts * 3 // 4))

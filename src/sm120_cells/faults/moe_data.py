@@ -156,9 +156,9 @@ class FragmentOfGateUp(MoeFault):
 class W13Atom(MoeFault):
     """The swizzle of one expert's scales is off."""
 
-    def weight(self, name: str, expert: int) -> Matrix:
+    def read_weight(self, name: str, expert: int) -> Matrix:
         """Expert and atom come from the seed."""
-        w = super().weight(name, expert)
+        w = super().read_weight(name, expert)
         if name != "w13" or expert != self.pick("expert", self.case.experts) or w.scales is None:
             return w
         first = ATOM * self.pick("atom", len(w.scales) // ATOM)
@@ -171,10 +171,12 @@ class W13Atom(MoeFault):
 class NeighbourScales(MoeFault):
     """Codes of one expert, block scales of the next."""
 
-    def weight(self, name: str, expert: int) -> Matrix:
+    def read_weight(self, name: str, expert: int) -> Matrix:
         """Only the down projection."""
-        w = super().weight(name, expert)
-        return w if name != "w2" else Matrix(w.values, super().weight(name, (expert + 1) % self.case.experts).scales)
+        w = super().read_weight(name, expert)
+        return (
+            w if name != "w2" else Matrix(w.values, super().read_weight(name, (expert + 1) % self.case.experts).scales)
+        )
 
 
 @moe_fault(FAULTS, "input scale read as 1", "C13, D02: an activation scale that was never loaded")

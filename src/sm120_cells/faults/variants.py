@@ -41,14 +41,14 @@ class SplitProduct:
     partial: torch.dtype = torch.float32
     shuffled: bool = False
 
-    def load(self, w: Matrix) -> Matrix:
+    def load(self, w: Matrix) -> Tensor:
         """Dequantise once."""
-        return Matrix(w.dequantised(), None)
+        return w.dequantised()
 
-    def multiply(self, a: Matrix, w: Matrix) -> Tensor:
+    def multiply(self, a: Matrix, w: Tensor) -> Tensor:
         """fp32 [M, N]."""
         values = a.dequantised()
-        parts = [x @ y.T for x, y in zip(values.chunk(self.parts, 1), w.values.chunk(self.parts, 1), strict=True)]
+        parts = [x @ y.T for x, y in zip(values.chunk(self.parts, 1), w.chunk(self.parts, 1), strict=True)]
         if self.shuffled:
             random.shuffle(parts)
         total = parts[0].to(self.partial)

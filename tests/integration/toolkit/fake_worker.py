@@ -105,7 +105,7 @@ def misbehave(what: str, number: int) -> None:
     elif what == "stubborn":
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, signal.SIG_IGN)
-        subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(2, 1); time.sleep(600)"])
+        leave_behind("import signal, time; signal.signal(2, signal.SIG_IGN); time.sleep(600)")
         time.sleep(600)
     elif what == "chatter":
         while True:
@@ -127,6 +127,7 @@ def garble(what: str, number: int) -> None:
         "boolean_id": good.replace(b'"id": %d' % number, b'"id": true') + b"\n",
         "not_object": b"[1, 2]\n",
         "nan_literal": good.replace(b'"PASS"', b"NaN") + b"\n",
+        "infinite": good.replace(b'"PASS"', b"1e999") + b"\n",
         "twice": good + b"\n" + good + b"\n",
         "nested": b"[" * 200_000 + b"\n",
         "no_result": json.dumps({"id": number, "ok": True}).encode() + b"\n",
@@ -152,8 +153,14 @@ def garble(what: str, number: int) -> None:
         DOOR.close()
         time.sleep(600)
     elif what == "orphan":  # a child that outlives it and holds its pipes
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=DOOR)
+        leave_behind("import time; time.sleep(600)")
         os._exit(4)
+
+
+def leave_behind(program: str) -> None:
+    """A child that holds the door, and whose id is told on stderr."""
+    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=DOOR)
+    os.write(2, b"child %d\n" % child.pid)
 
 
 def run(scenario: dict[str, Any], request: dict[str, Any], what: str | None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_everything_right_opens_the_gate(tmp_path: Path) -> None:
     assert len(outcome.cells) == 16
     assert outcome.document["gate"]["state"] == "gate open for x + a, x + b, y + a, y + b"
     asked, _ = request(WITH_SHARED)
-    gate = load(gate_path(State.resolve().root / "gate", asked.model))
+    gate = load(gate_path(State.resolve().gate, asked.model))
     assert gate is not None
     now = take(HELLO, asked.model, stack="stack", patches=gate.fingerprint.patches)
     assert may_start(gate, now, "x", "a", asked.model) == Allowed(())
@@ -284,7 +284,7 @@ def test_a_changing_stack_ends_the_run(tmp_path: Path) -> None:
         return made
 
     scenario.door = door  # type: ignore[assignment,method-assign]
-    with pytest.raises(PreflightError, match="changed while the matrix was running"):
+    with pytest.raises(PreflightError, match=r"changed while the matrix was running: cells was \w+, is \w+"):
         perform_in(scenario, WITH_SHARED)
 
 
@@ -346,6 +346,9 @@ def test_an_interrupt_keeps_what_is_done_and_resuming_does_the_rest(tmp_path: Pa
     assert set(outcome.cells.values()) == {"PASS"}
     assert outcome.document["gate"]["state"].startswith("gate open")
     again = [entry["name"] for entry in Scenario(tmp_path).requests()[before:] if entry["op"] == "run"]
+    references = [entry["name"] for entry in Scenario(tmp_path).requests() if entry["op"] == "reference"]
+    assert sorted(references) == ["r-c1", "r-c2"]  # those of the first part serve the second
+    assert len([json.loads(line) for line in (folder / FILE).read_text().splitlines()]) == 17  # the torn line is gone
     assert len(again) == 14
     assert not {"dense/a/c1", "dense/a/c2"} & set(again)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]
@@ -424,6 +427,18 @@ def test_a_damaged_journal_is_refused(tmp_path: Path, damage: "Damage", said: st
     (folder / FILE).write_text("".join(damage(lines)))
     with pytest.raises(UsageError, match=said):
         resume(tmp_path)
+
+
+def test_the_last_run_is_the_last_that_planned(tmp_path: Path) -> None:
+    folder = half_done(tmp_path)
+    with pytest.raises(UsageError, match="no backend z"):
+        perform_in(Scenario(tmp_path), Options(moe_backends=("z",)))
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert resume(tmp_path).document["run"] == str(folder)
+    for name in (str(folder), folder.name):
+        assert perform_in(Scenario(tmp_path), Options(json=True, resume=name)).code == 0
+    with pytest.raises(UsageError, match=r"manifest\.json"):
+        perform_in(Scenario(tmp_path), Options(resume="gone"))
 
 
 def test_there_is_nothing_to_resume(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,16 @@ def lose(worker: Worker, **limits: float) -> WorkerError:
 
 
 def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    """Whether it goes on running; one that was just killed gets the time to fall."""
+    try:
+        process = psutil.Process(pid)
+        for _ in range(200):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            time.sleep(0.05)
+    except psutil.NoSuchProcess:
+        return False
+    return True
 
 
 def test_requests_are_answered_in_order(tmp_path: Path) -> None:
@@ -85,6 +95,7 @@ def test_worker_leaves_by_itself_when_its_input_ends(tmp_path: Path) -> None:
         pytest.param("binary", WorkerGarbled, "sent what is not JSON", id="binary"),
         pytest.param("nested", WorkerGarbled, "sent what is not JSON", id="nested-too-deeply"),
         pytest.param("nan_literal", WorkerGarbled, "sent what is not JSON", id="nan-literal"),
+        pytest.param("infinite", WorkerGarbled, "sent what is not JSON", id="infinite"),
         pytest.param("not_object", WorkerGarbled, "sent what is no object: '[1, 2]'", id="not-an-object"),
         pytest.param("wrong_id", WorkerGarbled, "answered request 8 while the request was 1", id="wrong-id"),
         pytest.param("boolean_id", WorkerGarbled, "answered request True", id="true-is-not-1"),
@@ -102,6 +113,7 @@ def test_a_lost_worker_is_told_by_how_it_was_lost(
     assert said in found.message
     assert found.started
     assert not is_running(worker.pid)
+    assert not [line for line in found.tail if line.startswith("child") and is_running(int(line.split()[1]))]
 
 
 @pytest.mark.parametrize("what", [pytest.param("hang", id="hang"), pytest.param("stubborn", id="ignores-signals")])
@@ -112,6 +124,9 @@ def test_silence_is_a_hang_and_ends_the_whole_group(tmp_path: Path, what: str) -
     assert isinstance(found, WorkerHung)
     assert "silent for" in found.message
     assert not is_running(worker.pid)
+    children = [int(line.split()[1]) for line in found.tail if line.startswith("child")]
+    assert len(children) == (what == "stubborn")
+    assert not any(is_running(child) for child in children)
 
 
 def test_events_do_not_extend_the_cap(tmp_path: Path) -> None:

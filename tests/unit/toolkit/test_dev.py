@@ -88,12 +88,23 @@ def test_pytest_gets_the_flags(
     assert absent not in line
 
 
-def test_benchmarks_are_listed_and_run_by_name(
+def test_the_cells_python_is_called_by_a_path_without_spaces(tmp_path: Path) -> None:
+    python = tmp_path / "a b" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("")
+    with command._without_spaces(python) as found:
+        assert " " not in str(found)
+        assert found.samefile(python)
+    assert not found.exists()
+    with command._without_spaces(tmp_path) as found:
+        assert found == tmp_path
+
+
+def test_benchmarks_are_run_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(bench.BENCHMARKS, "nap", bench.Benchmark("how long a nap takes", lambda _: {"seconds": 1.0}))
-    bench.bench(bench.Options())
-    assert "how long a nap takes" in capsys.readouterr().out
     bench.bench(bench.Options(name="nap"))
+    assert "how long a nap takes" in capsys.readouterr().out
     with pytest.raises(errors.UsageError, match="did you mean nap"):
         bench.bench(bench.Options(name="nab"))

@@ -190,6 +190,7 @@ def test_every_field_of_the_fingerprint_is_mutated_below() -> None:
 
 
 @given(name=st.sampled_from(sorted(FIELDS)), data=st.data())
+@settings(deadline=None)
 def test_no_change_of_any_field_leaves_it_open(name: str, data: st.DataObject) -> None:
     value = data.draw(FIELDS[name])
     assume(value != getattr(NOW, name))
@@ -229,7 +230,7 @@ def test_some_of_the_gates_below_open() -> None:
 
 
 @given(gate=gates(), moe=st.sampled_from("xy"), dense=st.sampled_from("ab"))
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_nothing_but_an_explicit_pass_of_the_pair_opens_it(gate: Gate, moe: str, dense: str) -> None:
     if isinstance(ask(gate, moe=moe, dense=dense), Allowed):
         (found,) = [p for p in gate.pairs if (p.moe, p.dense) == (moe, dense)]

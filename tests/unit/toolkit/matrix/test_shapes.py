@@ -3,7 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm120.errors import UsageError
@@ -302,6 +302,7 @@ KEYS = sorted({*CONFIG, *(key for preset in presets() for key in preset.config),
 
 
 @given(key=st.sampled_from(KEYS), value=JSON, base=st.sampled_from([CONFIG, *(dict(p.config) for p in presets())]))
+@settings(deadline=None)
 def test_no_value_of_any_key_does_anything_but_work_or_be_refused(
     key: str, value: object, base: dict[str, Any]
 ) -> None:

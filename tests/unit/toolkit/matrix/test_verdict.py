@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sm120.matrix.plan import VERDICTS, Cell, Plan, Result, Subject
@@ -85,6 +85,7 @@ PARTS = st.builds(Verdict, WORDS, st.none(), st.integers(0, 3), st.integers(0, 3
 
 
 @given(moe=PARTS, dense=PARTS, block=st.none() | PARTS, shared=st.booleans())
+@settings(deadline=None)
 def test_a_pair_passes_only_when_all_of_its_parts_did(
     moe: Verdict, dense: Verdict, block: Verdict | None, shared: bool
 ) -> None:
