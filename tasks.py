@@ -108,7 +108,7 @@ def validate_backends(
         "json",
         "verbose",
         slow="run the tests marked slow and network too",
-        only="parts to run, separated by commas: lint, types, toolkit, cells",
+        only="parts to run, separated by commas: lint, types, toolkit, cells, judge",
         k="only tests whose names match, as pytest's -k",
     ),
 )

@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 Format = Literal["fp4", "bf16"]
 """What the activations are to the kernel: ``fp4`` is W4A4, ``bf16`` is W4A16 (weight-only)."""
 
-DenseProbe = Literal["exact", "unit", "readback", "bound", "repeat"]
-MoeProbe = Literal["isolated", "exact", "bound", "onehot", "repeat"]
+DenseProbe = Literal["exact", "unit", "readback", "bound", "repeat", "repeat_bound"]
+MoeProbe = Literal["isolated", "exact", "bound", "onehot", "repeat", "repeat_bound"]
 Spread = Literal["normal", "span", "rows", "saturated"]
 Routing = Literal["random", "one_expert", "half_empty", "minus_one", "skewed"]
 

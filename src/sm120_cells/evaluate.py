@@ -15,12 +15,11 @@ from torch import Tensor
 from sm120_cells import judge
 from sm120_cells.judge import Comparison, Finding, Tier
 from sm120_cells.reference import Expected
-from sm120_cells.subjects import PATTERNS, Inputs, Pattern, Posed, Relation, Subject
+from sm120_cells.subjects import PATTERNS, Inputs, Pattern, Posed, Relation, Subject, checksums
 
 Verdict = Literal["PASS", "FAIL", "UNSUPPORTED", "INCONCLUSIVE"]
 Watch = Callable[[Tensor, Expected], None]
 
-_STRETCH = 1 << 22
 _GUARD = 128
 """Rows of poison before and after the output: a kernel that writes whole tiles past M lands in them."""
 
@@ -63,9 +62,9 @@ class _Evaluation:
         self.outcome = Outcome("PASS", eta=0.0)
         self.findings: dict[tuple[str, str], list[tuple[int | None, Finding]]] = {}
         self.worst: Comparison | None = None
+        self.blamed = False
 
     def run(self) -> Outcome:
-        constants = [_checksum(t) for t in self.subject.constants()]
         if self.device.type == "cuda":
             self.outcome.kernels = self._kernel_names()
         largest = max(self.subject.sweep)
@@ -77,7 +76,7 @@ class _Evaluation:
             self._relations(self.subject.inputs(largest), first)
             if self.subject.repeats:
                 self._repeats(largest)
-        if constants != [_checksum(t) for t in self.subject.constants()]:
+        if self.subject.weights_before != checksums(self.subject.constants()):
             self._report(None, Finding("T0", "inputs unchanged", "the kernel changed its weights"))
         return self._finish()
 
@@ -105,16 +104,22 @@ class _Evaluation:
         rows = max(self.subject.sweep)
         posed = self.subject.pose(self.subject.inputs(rows), PATTERNS[-1])
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            self._call(posed, self.subject.call)
+            result, _ = self._call(posed, self.subject.call)
+        if self._shaped(rows, result, {"m": rows, "call": 1}):
+            self._compare(rows, result, {"m": rows, "call": 1})
         return sorted({e.name for e in profile.events() or () if "CUDA" in str(e.device_type)})
 
     # --- one size, every padding ----------------------------------------------------------------------------------
 
     def _patterns(self, rows: int) -> Tensor | None:
         first: Tensor | None = None
+        right = True
         inputs = self.subject.inputs(rows)
         for pattern in PATTERNS:
-            posed = self.subject.pose(inputs, pattern)
+            # other contents in the last pass, so that a result kept from before shows at every size
+            varied = right and pattern is PATTERNS[-1]
+            variant, factor = self.subject.variant(inputs) if varied else (inputs, 1.0)
+            posed = self.subject.pose(variant, pattern)
             before = [b.clone() for b in posed.buffers]
             result, fence = self._call(posed, self.subject.call)
             start = time.perf_counter()
@@ -122,20 +127,28 @@ class _Evaluation:
                 return None
             if first is None:
                 first = result.clone()
-                self._compare(rows, first, {"m": rows, "pattern": pattern.name})
+                right = self._compare(rows, first, {"m": rows, "pattern": pattern.name})
             else:
                 self.outcome.checks += 1
-                if not (judge.same_values(result, first) or (self.subject.atomics and self._within(rows, result))):
-                    self._report(rows, self._padding_or_chance(inputs, pattern, result.clone(), first))
+                want = first if factor == 1.0 else (first.float() * factor).bfloat16()
+                same = judge.same_values(result, want)
+                if not (same or (self.subject.atomics and self._within(rows, result, factor))):
+                    self._report(rows, self._padding_or_chance(variant, pattern, result.clone(), want))
             self.outcome.judge_seconds += time.perf_counter() - start
         return first
 
     def _padding_or_chance(self, inputs: Inputs, pattern: Pattern, result: Tensor, first: Tensor) -> Finding:
-        """A difference is the padding's doing only if the same call gives it again."""
+        """A difference is the padding's doing if the same call gives it again, and another pattern does not.
+
+        Otherwise it is chance, or the contents' doing: those of the last pass are others.
+        """
         again, _ = self._call(self.subject.pose(inputs, pattern), self.subject.call)
-        if judge.same_values(again, result):
-            return self._differs("T0", "padding", result, first, {"pattern": pattern.name})
-        return self._differs("T4", "determinism", result, first)
+        if not judge.same_values(again, result):
+            return self._differs("T4", "determinism", result, first)
+        other, _ = self._call(self.subject.pose(inputs, PATTERNS[0]), self.subject.call)
+        if judge.same_values(other, result):
+            return self._differs("T3", "other contents", result, first)
+        return self._differs("T0", "padding", result, first, {"pattern": pattern.name})
 
     def _shaped(self, rows: int, result: Tensor, condition: Mapping[str, Any]) -> bool:
         """Whether a result can be compared at all."""
@@ -167,25 +180,48 @@ class _Evaluation:
             self._report(rows, Finding("T0", "inputs unchanged", "the kernel changed its activations", condition))
         return True
 
-    def _compare(self, rows: int, result: Tensor, condition: Mapping[str, Any]) -> None:
+    def _compare(self, rows: int, result: Tensor, condition: Mapping[str, Any]) -> bool:
+        """T1 or T2; whether all is right."""
         expected = self.expected.rows(rows)
         self.outcome.checks += 1
         if self.watch is not None:
             self.watch(result, expected)
         if self.subject.exact and torch.equal(result.double(), expected.value):
-            return
+            return True
         comparison = judge.compare(result, expected)
         if comparison.worst_eta > (self.outcome.eta or 0.0):
             self.outcome.eta = comparison.worst_eta
         if comparison.worst_eta <= 1.0:
-            return
+            return True
         if self.worst is None or comparison.worst_eta > self.worst.worst_eta:
             self.worst = comparison
         tier: Tier = "T1" if self.subject.exact else "T2"
-        self._report(rows, judge.describe(comparison, tier, "exact" if self.subject.exact else "bound", condition))
+        where = {**condition, **self._blame(rows, comparison)}
+        self._report(rows, judge.describe(comparison, tier, "exact" if self.subject.exact else "bound", where))
+        return False
 
-    def _within(self, rows: int, result: Tensor) -> bool:
-        return judge.compare(result, self.expected.rows(rows)).worst_eta <= 1.0
+    def _blame(self, rows: int, comparison: Comparison) -> dict[str, Any]:
+        """The expert or the K step that alone is wrong, where there is one; looked for once a case."""
+        if self.blamed:
+            return {}
+        self.blamed = True
+        found: dict[str, Any] = {}
+        expert = self.subject.expert_at_fault(comparison.wrong.any(1))
+        if expert is not None:
+            found["expert"] = expert
+        wrong = []
+        for step, inputs, expected in self.subject.k_steps(rows):
+            result, _ = self._call(self.subject.pose(inputs, PATTERNS[-1]), self.subject.call)
+            if not torch.equal(result.double(), expected.value):
+                wrong.append(step)
+        if len(wrong) == 1:
+            found["k_step"] = wrong[0]
+        return found
+
+    def _within(self, rows: int, result: Tensor, factor: float) -> bool:
+        expected = self.expected.rows(rows)
+        scaled = Expected(expected.value * factor, expected.radius * abs(factor))
+        return judge.compare(result, scaled).worst_eta <= 1.0
 
     def _differs(
         self, tier: Tier, check: str, got: Tensor, want: Tensor, condition: Mapping[str, Any] | None = None
@@ -278,10 +314,3 @@ def _severity(finding: Finding) -> float:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
-
-
-def _checksum(tensor: Tensor) -> list[int]:
-    """Sums of bytes times their place, for stretches of them: sees any one changed byte and any two exchanged."""
-    flat = tensor.contiguous().flatten().view(torch.uint8)
-    place = torch.arange(1, min(len(flat), _STRETCH) + 1, dtype=torch.int64, device=flat.device)
-    return [int((part * place[: len(part)]).sum()) for part in flat.split(_STRETCH)]

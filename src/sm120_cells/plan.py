@@ -28,6 +28,7 @@ from sm120_cells.cases import (
     operation,
 )
 from sm120_cells.reference import EXACT_DENSE, EXACT_MOE
+from sm120_cells.subjects import REPEATED
 
 Profile = Literal["quick", "default", "full"]
 PROFILES: tuple[Profile, ...] = ("quick", "default", "full")
@@ -48,7 +49,8 @@ class Size:
     """How much of each condition is run."""
 
     dense_sweep: int  # every M from 0 to here
-    dense_ms: tuple[int, ...]  # at each projection's real shape
+    unit_sweep: int  # every M from 0 to here at each projection's real shape
+    dense_ms: tuple[int, ...]  # and these there
     readback_rows: int
     columns: int  # of a projection, at most
     moe_sweep: int  # every number of tokens from 0 to here
@@ -62,15 +64,25 @@ class Size:
 _NO_LIMIT = 1 << 20
 _ALL: tuple[Routing, ...] = ("random", "one_expert", "half_empty", "minus_one", "skewed")
 _CPU: dict[Profile, Size] = {
-    "quick": Size(32, (17,), 64, 512, 12, 8, 12, ("random",), spreads=False, all_real=False),
-    "default": Size(160, (1, 33), 256, 1024, 40, 16, 12, _ALL, spreads=True, all_real=False),
-    "full": Size(640, (1, 33, 129), 1024, 4096, 160, 48, 32, _ALL, spreads=True, all_real=True),
+    "quick": Size(32, 0, (17,), 64, 512, 12, 8, 12, ("random",), spreads=False, all_real=False),
+    "default": Size(160, 0, (1, 33), 256, 1024, 40, 16, 12, _ALL, spreads=True, all_real=False),
+    "full": Size(640, 0, (1, 33, 129), 1024, 4096, 160, 48, 32, _ALL, spreads=True, all_real=True),
 }
 _GPU: dict[Profile, Size] = {
-    "quick": Size(64, (1, 33), 256, 2048, 32, 32, 64, ("random",), spreads=False, all_real=True),
-    "default": Size(1024, (1, 16, 33, 129, 2048, 3072), 4096, _NO_LIMIT, 256, 256, _NO_LIMIT, _ALL, True, True),
+    "quick": Size(64, 64, (1, 33), 256, 2048, 32, 32, 64, ("random",), spreads=False, all_real=True),
+    "default": Size(1024, 256, (1, 16, 33, 129, 2048, 3072), 4096, _NO_LIMIT, 256, 256, _NO_LIMIT, _ALL, True, True),
     "full": Size(
-        4224, (1, 2, 16, 33, 64, 129, 512, 2048, 3072, 4096), 16384, _NO_LIMIT, 1024, 1024, _NO_LIMIT, _ALL, True, True
+        4224,
+        1024,
+        (1, 2, 16, 33, 64, 129, 512, 2048, 3072, 4096),
+        16384,
+        _NO_LIMIT,
+        1024,
+        1024,
+        _NO_LIMIT,
+        _ALL,
+        True,
+        True,
     ),
 }
 
@@ -149,11 +161,11 @@ def moe_inapplicable(backend: MoeBackend, case: MoeCase) -> str | None:
 # --- cases ----------------------------------------------------------------------------------------------------------
 
 
-def dense_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Iterator[DenseCase]:
-    """Cases of a dense backend for a model."""
+def dense_cases(shapes: Shapes, size: Size, format_: Format, seed: int, *, exact: bool = True) -> Iterator[DenseCase]:
+    """Cases of a dense backend for a model; exact: whether exact probes apply to it."""
     sweep = tuple(range(size.dense_sweep + 1))
     yield DenseCase("exact", 256, EXACT_K, sweep, format_, seed=seed)
-    yield DenseCase("repeat", 256, EXACT_K, (32,), format_, seed=seed)
+    yield DenseCase("repeat" if exact else "repeat_bound", 256, EXACT_K, (32,), format_, seed=seed)
     seen: set[tuple[int, int]] = set()
     for name, full_n, k in shapes.dense:
         n = min(full_n, size.columns)
@@ -161,7 +173,8 @@ def dense_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Itera
             continue
         seen.add((n, k))
         rows = min(size.readback_rows, k)
-        yield DenseCase("unit", n, k, size.dense_ms, format_, seed=seed, projection=name)
+        ms = tuple(sorted({*range(size.unit_sweep + 1), *size.dense_ms}))
+        yield DenseCase("unit", n, k, ms, format_, seed=seed, projection=name)
         yield DenseCase("readback", n, k, (rows,), format_, seed=seed, projection=name)
         yield DenseCase("bound", n, k, size.dense_ms, format_, seed=seed, projection=name)
         if size.spreads:
@@ -170,8 +183,8 @@ def dense_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Itera
                 yield DenseCase("bound", n, k, ms, format_, spread, seed, projection=name)
 
 
-def moe_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Iterator[MoeCase]:
-    """Cases of a MoE backend for a model."""
+def moe_cases(shapes: Shapes, size: Size, format_: Format, seed: int, *, exact: bool = True) -> Iterator[MoeCase]:
+    """Cases of a MoE backend for a model; exact: whether exact probes apply to it."""
     experts = _experts(shapes, size)
     exact_scaling = 2.0 ** round(math.log2(shapes.routed_scaling))
 
@@ -193,12 +206,13 @@ def moe_cases(shapes: Shapes, size: Size, format_: Format, seed: int) -> Iterato
     real = dimensions if format_ == "bf16" else {}
     if shapes.activation.limit is None:
         yield case("isolated", tuple(range(size.moe_sweep + 1)), **small)
-        yield case("repeat", (8,), **small)
+        yield case("repeat" if exact else "repeat_bound", (8,), **small)
         yield case("isolated", (size.tokens,), **real)
         if exact_down(shapes.intermediate):
             yield case("exact", (size.tokens,), **dimensions)
     else:
         yield case("bound", tuple(range(size.moe_sweep + 1)), **small)
+        yield case("repeat_bound", (8,), **small)
     yield case("bound", (size.tokens,), **real)
     yield case("onehot", (size.tokens,), **dimensions)
     for routing in size.routings[1:]:
@@ -257,18 +271,20 @@ def _factor(name: str) -> float:
 
 def _dense_cells(name: str, backend: DenseBackend, shapes: Shapes, size: Size, seed: int) -> Iterator[Cell]:
     for format_ in sorted(backend.formats, reverse=True):
-        for case in dense_cases(shapes, size, format_, seed):
+        repeat = DenseCase("repeat", 256, EXACT_K, (32,), format_, seed=seed)
+        for case in dense_cases(shapes, size, format_, seed, exact=dense_inapplicable(backend, repeat) is None):
             if dense_inapplicable(backend, case) is None:
-                calls = 3 * len(case.ms) + (64 if case.probe == "repeat" else 6)
+                calls = 3 * len(case.ms) + (64 if case.probe in REPEATED else 6)
                 cost = _cost(_factor(name), calls, sum(case.ms) / len(case.ms) * case.n * case.k)
                 yield Cell(f"dense:{name}", case, {"dense": asdict(backend.accumulation(case))}, cost)
 
 
 def _moe_cells(name: str, backend: MoeBackend, shapes: Shapes, size: Size, seed: int) -> Iterator[Cell]:
     for format_ in sorted(backend.formats, reverse=True):
-        for case in moe_cases(shapes, size, format_, seed):
+        repeat = MoeCase("repeat", (8,), 512, 256, shapes.top_k, shapes.top_k, format=format_, seed=seed)
+        for case in moe_cases(shapes, size, format_, seed, exact=moe_inapplicable(backend, repeat) is None):
             if moe_inapplicable(backend, case) is None:
-                calls = 3 * len(case.tokens) + (64 if case.probe == "repeat" else 6)
+                calls = 3 * len(case.tokens) + (64 if case.probe in REPEATED else 6)
                 products = sum(case.tokens) / len(case.tokens) * case.top_k * 3 * case.hidden * case.intermediate
                 cost = _cost(_factor(name), calls, products)
                 yield Cell(f"moe:{name}", case, {"moe": asdict(backend.recipe(case))}, cost)

@@ -234,12 +234,19 @@ def _unscaled(q: Quantized) -> Tensor:
 
 
 def _route(gen: torch.Generator, tokens: int, experts: int, top_k: int, pattern: Routing, isolated: bool) -> Tensor:
-    """Expert ids int32 [tokens, top_k], distinct in each row. isolated: one expert of each residue modulo top_k."""
+    """Expert ids int32 [tokens, top_k], distinct in each row. isolated: one expert of each residue modulo top_k.
+
+    At random, the first tokens visit every expert once, as far as they reach.
+    """
     if isolated:
         counts = torch.tensor([len(range(r, experts, top_k)) for r in range(top_k)])
         pick = (torch.rand(tokens, top_k, generator=gen) * counts).long()
         if pattern == "one_expert":
             pick = pick[:1].expand(tokens, top_k)
+        elif pattern == "random":
+            for residue, count in enumerate(counts.tolist()):
+                visit = torch.randperm(count, generator=gen)[:tokens]
+                pick[: len(visit), residue] = visit
         elif pattern == "half_empty":
             pick = pick % (counts + 1).div(2, rounding_mode="floor").clamp(min=1)
         ids = pick * top_k + torch.arange(top_k)
@@ -251,6 +258,9 @@ def _route(gen: torch.Generator, tokens: int, experts: int, top_k: int, pattern:
             preference = preference[:1].expand(tokens, experts)
         elif pattern == "half_empty":
             preference[:, max(top_k, experts // 2) :] = -1.0
+        elif pattern == "random":
+            visit = torch.randperm(experts, generator=gen)[: tokens * top_k]
+            preference[torch.arange(len(visit)) // top_k, visit] += 1.0
         elif pattern == "skewed":
             preference = preference * torch.arange(1, experts + 1).float().rsqrt()
         ids = preference.topk(top_k, dim=1).indices
@@ -370,8 +380,9 @@ def _exact_experts(case: MoeCase, gen: torch.Generator, *, isolated: bool) -> Mo
     codes = torch.cat([gate.reshape(experts, inter, hidden), up.reshape(experts, inter, hidden)], dim=1)
     scales = torch.cat([torch.full_like(up_scales, ONE), up_scales], dim=1).reshape(experts, 2 * inter, h_blocks)
     # x = 4 * 0.5, gate = 2 * 4 * scale_2 = 32, 64 or 128; product = gate * up, with a block maximum of 6 * that.
-    # All three global scales differ between neighbours, so that reading a neighbour's shows.
-    w13_scale_2 = torch.exp2(2.0 + _unlike_neighbours(gen, case.experts, 3))
+    # All global scales, and the products that kernels make of them, differ between neighbours: reading one shows.
+    exponents = _unlike_neighbours(gen, case.experts, 3)
+    w13_scale_2 = torch.exp2(2.0 + exponents)
     halved = torch.randint(2, (case.experts,), generator=gen)
     down, down_scales = _isolated_down(case, gen) if isolated else _dense_down(case, gen)
     w13, w13_scales, w2, w2_scales = _repeated(
@@ -383,7 +394,7 @@ def _exact_experts(case: MoeCase, gen: torch.Generator, *, isolated: bool) -> Mo
         w13_scale_2=w13_scale_2,
         w2=w2,
         w2_scales=w2_scales,
-        w2_scale_2=torch.exp2(-13.0 + _unlike_neighbours(gen, case.experts, 8)),  # results fit fp16, too
+        w2_scale_2=torch.exp2(-8.0 + exponents),  # results fit fp16, too
         input_scale=torch.tensor(0.5),
         intermediate_scale=w13_scale_2 * w13_scale_2 * torch.exp2(-halved.float()),
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sm120_cells.backends import PLUGINS_VARIABLE
+from sm120_cells import backends
 
 _PACKAGE = "sm120_cells"
 _HEAD = '''"""{title}
@@ -66,7 +66,7 @@ SOURCES = {{}}
 
 def write(path: Path, cell: Mapping[str, Any], findings: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> None:
     """Write the script for a cell (as on the door), atomically. Sizes are those that failed; empty means all."""
-    plugins = [m for m in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep) if m]
+    plugins = backends.plugins()
     sources = _closure([f"{_PACKAGE}.worker", *plugins])
     text = _HEAD.format(
         title=f"Reproducer of {cell['id']}",
@@ -74,7 +74,7 @@ def write(path: Path, cell: Mapping[str, Any], findings: Sequence[Mapping[str, A
         findings="\n".join(_comment(f"{f['tier']} {f['check']}: {f['message']}") for f in findings),
         cell=json.dumps(cell, indent=1),
         sizes=list(sizes),
-        variable=PLUGINS_VARIABLE,
+        variable=backends.PLUGINS_VARIABLE,
         plugins=plugins,
     )
     for name, source in sources.items():

@@ -21,8 +21,8 @@ from sm120_cells.reference import Expected, dense_reference, moe_reference
 from sm120_cells.subjects import DenseSubject, MoeSubject, Subject
 
 _CPU = torch.device("cpu")
-DENSE_SWEEP = tuple(range(161))
-MOE_SWEEP = tuple(range(25))
+DENSE_SWEEP = tuple(range(141))
+MOE_SWEEP = tuple(range(19))
 _CLAMPED = Activation(limit=2.0, alpha=1.702, beta=1.0)
 
 
@@ -85,7 +85,7 @@ def moe_cases(seed: int, format_: Format) -> Sequence[MoeCase]:
 
     def case(probe: Any, tokens: tuple[int, ...], **more: Any) -> MoeCase:
         scaling = 2.5 if probe in ("bound", "onehot") else 2.0
-        return MoeCase(probe, tokens, 256, 128, 8, 3, routed_scaling=scaling, format=format_, seed=seed, **more)
+        return MoeCase(probe, tokens, 256, 128, 6, 2, routed_scaling=scaling, format=format_, seed=seed, **more)
 
     return [
         case("isolated", MOE_SWEEP),
@@ -99,7 +99,7 @@ def moe_cases(seed: int, format_: Format) -> Sequence[MoeCase]:
         case("bound", (48,), spread="span"),
         case("bound", (48,), activation=_CLAMPED),
         case("onehot", (48,)),
-        case("repeat", (8,)),
+        case("repeat", (3,)),
     ]
 
 

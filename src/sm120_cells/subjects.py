@@ -1,6 +1,6 @@
 """A backend on a case, in the one form that the evaluation drives: pose inputs in poisoned buffers, call, relate."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Protocol
 
@@ -12,7 +12,9 @@ from sm120_cells.backends import DenseBackend, DenseInput, DenseKernel, MoeBacke
 from sm120_cells.cases import Activation, BlockCase, DenseCase, Format, MoeCase
 from sm120_cells.nvfp4 import Quantized
 from sm120_cells.probes import BlockOperands, DenseOperands, MoeOperands, MoeWeights
-from sm120_cells.reference import EXACT_DENSE, EXACT_MOE
+from sm120_cells.reference import EXACT_DENSE, EXACT_MOE, Expected, dense_reference
+
+REPEATED = ("repeat", "repeat_bound")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,19 @@ class Subject(Protocol):
     exact: bool
     atomics: bool
     repeats: int
+    weights_before: list[int]  # checksums of the constants before the backend saw them
 
     def inputs(self, rows: int) -> Inputs:
         """The first rows of the case's operands."""
+
+    def variant(self, inputs: Inputs) -> tuple[Inputs, float]:
+        """Other contents whose result is a power of two times the first one's, with either sign; and that factor."""
+
+    def expert_at_fault(self, wrong_rows: Tensor) -> int | None:
+        """The one expert that explains which rows are wrong (bool [rows]), if there is one."""
+
+    def k_steps(self, rows: int) -> Iterator[tuple[int, Inputs, Expected]]:
+        """(step, inputs with only that K = 64 step, what they must give), where sums are exact."""
 
     def pose(self, inputs: Inputs, pattern: Pattern) -> Posed:
         """Place them in poisoned buffers."""
@@ -95,6 +107,19 @@ class Subject(Protocol):
 
     def constants(self) -> tuple[Tensor, ...]:
         """Weights: they must be the same bytes afterwards."""
+
+
+_STRETCH = 1 << 22
+
+
+def checksums(tensors: Iterable[Tensor]) -> list[int]:
+    """Sums of bytes times their place, for stretches of them: any one changed byte shows, and any two exchanged."""
+    sums: list[int] = []
+    for tensor in tensors:
+        flat = tensor.contiguous().flatten().view(torch.uint8)
+        place = torch.arange(1, min(len(flat), _STRETCH) + 1, dtype=torch.int64, device=flat.device)
+        sums += [int((part * place[: len(part)]).sum()) for part in flat.split(_STRETCH)]
+    return sums
 
 
 def _padded(tensor: Tensor, fill: float, rows: int) -> Tensor:
@@ -129,7 +154,9 @@ class DenseSubject:
         self.columns, self.sweep = case.n, case.ms
         self.exact = case.probe in EXACT_DENSE
         self.atomics = backend.accumulation(case).atomics
-        self.repeats = 64 if case.probe == "repeat" else 0
+        self.repeats = 64 if case.probe in REPEATED else 0
+        self.accumulation = backend.accumulation(case)
+        self.weights_before = checksums(self.constants())
         self.kernel = backend.prepare(operands.w)
 
     def constants(self) -> tuple[Tensor, ...]:
@@ -157,6 +184,32 @@ class DenseSubject:
     def call(self, posed: Posed, out: Tensor) -> Tensor:
         """Run the kernel."""
         return self.kernel(dense_input(posed, self.case.k), posed.alpha, out)
+
+    def variant(self, inputs: Inputs) -> tuple[Inputs, float]:
+        """Negated activations."""
+        first = inputs.rows[0]
+        return inputs.map(first ^ 0x88 if first.dtype == torch.uint8 else -first, *inputs.rows[1:]), -1.0
+
+    def expert_at_fault(self, wrong_rows: Tensor) -> int | None:
+        """There are none."""
+        del wrong_rows
+        return None
+
+    def k_steps(self, rows: int) -> Iterator[tuple[int, Inputs, Expected]]:
+        """Activations that are zero but in one step of 64; only where the probe is exact."""
+        if not self.exact or not rows:
+            return
+        inputs = self.inputs(rows)
+        for step in range(-(-self.case.k // 64)):
+            width = 64 if len(inputs.rows) == 1 else 32  # elements, or bytes of two codes
+            alone = torch.zeros_like(inputs.rows[0])
+            columns = slice(step * width, (step + 1) * width)
+            alone[:, columns] = inputs.rows[0][:, columns]
+            masked = inputs.map(alone, *inputs.rows[1:])
+            a = self.operands.a
+            part = alone if isinstance(a, Tensor) else Quantized(alone, masked.rows[1], a.scale_2)
+            operands = DenseOperands(part, self.operands.w)
+            yield step, masked, dense_reference(self.case, operands, self.accumulation)
 
     def relate(self, relation: Relation, posed: Posed, out: Tensor) -> Tensor:
         """The same kernel."""
@@ -196,7 +249,8 @@ class MoeSubject:
         self.columns, self.sweep = case.hidden, case.tokens
         self.exact = case.probe in EXACT_MOE
         self.atomics = backend.recipe(case).atomics
-        self.repeats = 64 if case.probe == "repeat" else 0
+        self.repeats = 64 if case.probe in REPEATED else 0
+        self.weights_before = checksums(self.constants())
         self.kernel = backend.prepare(operands.experts, case)
 
     def constants(self) -> tuple[Tensor, ...]:
@@ -216,6 +270,27 @@ class MoeSubject:
         """Run the kernel."""
         x, ids, weights = posed.rows
         return self.kernel(x, ids, weights, out)
+
+    def variant(self, inputs: Inputs) -> tuple[Inputs, float]:
+        """Router weights doubled."""
+        return inputs.map(None, None, inputs.rows[2] * 2), 2.0
+
+    def expert_at_fault(self, wrong_rows: Tensor) -> int | None:
+        """An expert that every wrong token is routed to, and whose tokens are nearly all wrong."""
+        ids = self.operands.ids[: len(wrong_rows)]
+        wrong = ids[wrong_rows]
+        if not len(wrong):
+            return None
+        for expert in wrong[0][wrong[0] >= 0].tolist():
+            routed = (ids == expert).any(1)
+            if bool(routed[wrong_rows].all()) and int(wrong_rows.sum()) >= 0.9 * int(routed.sum()):
+                return int(expert)
+        return None
+
+    def k_steps(self, rows: int) -> Iterator[tuple[int, Inputs, Expected]]:
+        """A fused kernel's sums are not taken apart."""
+        del rows
+        return iter(())
 
     def relate(self, relation: Relation, posed: Posed, out: Tensor) -> Tensor:
         """The same kernel, or one prepared for the relabelled experts."""
@@ -275,6 +350,7 @@ class BlockSubject:
         self.format: Format = "fp4" if "fp4" in dense.formats else "bf16"
         sums = [dense.accumulation(shared) for shared in case.shared(self.format)]
         self.atomics = moe.recipe(case.routed).atomics or any(s.atomics for s in sums)
+        self.weights_before = checksums(self.constants())
         self.moe: MoeKernel = moe.prepare(operands.routed.experts, case.routed)
         self.gate_up: DenseKernel = dense.prepare(operands.gate_up)
         self.down: DenseKernel = dense.prepare(operands.down)
@@ -313,6 +389,20 @@ class BlockSubject:
         q = nvfp4.quantize(x.float(), 1.0 / scale)
         posed = DenseInput(q.packed, nvfp4.swizzle(q.scales), None, count, k)
         return kernel(posed, (scale * weight.scale_2).reshape(1), out)
+
+    def variant(self, inputs: Inputs) -> tuple[Inputs, float]:
+        """The same: nothing scales both halves by one factor."""
+        return inputs, 1.0
+
+    def expert_at_fault(self, wrong_rows: Tensor) -> int | None:
+        """The MoE backend's own cells tell."""
+        del wrong_rows
+        return None
+
+    def k_steps(self, rows: int) -> Iterator[tuple[int, Inputs, Expected]]:
+        """The dense backend's own cells tell."""
+        del rows
+        return iter(())
 
     def relate(self, relation: Relation, posed: Posed, out: Tensor) -> Tensor:
         """The same kernels."""

@@ -74,7 +74,8 @@ def matrix(console: Console) -> dict[str, object]:
 def _prepare(door: Door, folder: Path, console: Console) -> tuple[Plan, dict[str, Path], float]:
     with console.step("references"), _worker(door) as worker:
         greet(worker)
-        plan = read_plan(worker.request("plan", Request(profile="quick", model=MODEL, seed=0).to_json()))
+        request = Request(profile="quick", model=MODEL, seed=0, only=("*/torch_dequant*",))
+        plan = read_plan(worker.request("plan", request.to_json()))
         references: dict[str, Path] = {}
         seconds = 0.0
         for cell in plan.cells:

@@ -18,7 +18,7 @@ from sm120.stack import Environment, ensure_environment, load_stack
 from sm120.state import State
 
 NO_TEST_RAN = 5  # pytest's exit code
-PARTS = ("lint", "types", "toolkit", "cells")
+PARTS = ("lint", "types", "toolkit", "cells", "judge")
 _PYTHON = ("src", "tests", "scripts", "tasks.py")
 _TOOLKIT = ("src/sm120", "tasks.py", "scripts/bootstrap.py", "tests/unit/toolkit", "tests/integration/toolkit")
 _CELLS = ("src/sm120_cells", "tests/unit/cells", "tests/integration/cells", "tests/gpu")
@@ -136,11 +136,26 @@ def _cells_part(parts: _Parts, options: TestOptions) -> bool:
     return parts.run("tests of the cells", body)
 
 
+def _judge_part(parts: _Parts, options: TestOptions) -> None:
+    """The self-test at one seed: every fault caught, no right variant rejected."""
+    if options.k:
+        return
+
+    def body() -> None:
+        words = ["-m", "invoke", "--search-root", str(CHECKOUT), "validate-backends", "--self-test"]
+        done = run_process([sys.executable, *words], cwd=CHECKOUT, stream=True)
+        if done.returncode:
+            raise errors.ToolkitError(f"the self-test ended with exit code {done.returncode}")
+
+    parts.run("self-test of the judge", body)
+
+
 _PART: dict[str, Callable[[_Parts, TestOptions], bool | None]] = {
     "lint": _lint_part,
     "types": _types_part,
     "toolkit": _toolkit_part,
     "cells": _cells_part,
+    "judge": _judge_part,
 }
 
 

@@ -1,14 +1,17 @@
 """One way to run an operation, behind one small protocol an operation, named as SGLang's flag names it.
 
 A backend is prepared once with weights as a checkpoint holds them and gives a kernel; the kernel is called with
-activations in the layouts that FP4 kernels take. The judge knows nothing else of it. Further backends come from the
-modules named in ``SM120_BACKENDS`` (separated by ``os.pathsep``, importable), each with lists ``DENSE`` and ``MOE``.
+activations in the layouts that FP4 kernels take. The judge knows nothing else of it. Further backends come from what
+``SM120_BACKENDS`` names (separated by ``os.pathsep``): modules or files, each with lists ``DENSE`` and ``MOE``.
 """
 
 import importlib
+import importlib.util
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -103,9 +106,37 @@ class MoeBackend(Protocol):
         """Experts as a checkpoint holds them → a kernel for the case's activation and scaling."""
 
 
+def plugins() -> list[str]:
+    """Names of the modules that ``SM120_BACKENDS`` brings; a file is loaded under its own name."""
+    names = []
+    for word in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep):
+        path = Path(word)
+        if path.suffix == ".py":
+            _load(path)
+            names.append(path.stem)
+        elif word:
+            names.append(word)
+    return names
+
+
+def _load(path: Path) -> None:
+    if path.stem in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{PLUGINS_VARIABLE}: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+
+
 def _registered(kind: str) -> dict[str, object]:
     modules = ["sm120_cells.backends.torch_dequant", "sm120_cells.backends.sm120_model"]
-    modules += [m for m in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep) if m]
+    modules += plugins()
     found: dict[str, object] = {}
     for module in modules:
         backends: Sequence[object] = getattr(importlib.import_module(module), kind, ())

@@ -20,7 +20,7 @@ class ZerosAtOneM(DenseFault):
 
     def finish(self, out: Tensor, a: DenseInput) -> None:
         """The size comes from the seed."""
-        if a.m == 1 + self.pick("m", 160):
+        if a.m == 1 + self.pick("m", 140):
             out.zero_()
 
 

@@ -296,7 +296,7 @@ class PartialLost(DenseFault):
 
     def multiply(self, a: Matrix) -> Tensor:
         """The size comes from the seed."""
-        if len(a.values) == 1 + self.pick("m", 160):
+        if len(a.values) == 1 + self.pick("m", 140):
             quarter = a.values.shape[1] // 64 * 16
             values = a.values.clone()
             values[:, -quarter:] = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from sm120_cells import evaluate as evaluation
 from sm120_cells import nvfp4, subjects
 from sm120_cells.backends import DenseInput
-from sm120_cells.backends.pipeline import DensePipeline, MoePipeline, Product
+from sm120_cells.backends.pipeline import DensePipeline, Matrix, MoePipeline, Product
 from sm120_cells.bounds import FP32_HALF_ULP, Accumulation
 from sm120_cells.cases import DenseCase, MoeCase
 from sm120_cells.judge import Finding
@@ -377,3 +377,44 @@ def test_a_wrong_tile_is_drawn() -> None:
     assert outcome.error_map is not None
     wrong = [(i, j) for i, row in enumerate(outcome.error_map["tiles"]) for j, v in enumerate(row) if v > 1]
     assert wrong == [(1, 1)]
+
+
+# --- what is to blame -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probe", ["isolated", "bound"])
+@pytest.mark.parametrize("expert", [0, 3, 5])
+def test_an_expert_that_alone_is_wrong_is_named(probe: Any, expert: int) -> None:
+    class OneExpert(MoePipeline):
+        def alpha2(self, index: int) -> Tensor:
+            return super().alpha2(index) * (2 if index == expert else 1)
+
+    outcome = judge_moe(moe(kernel=OneExpert), MoeCase(probe, (40,), 64, 32, 6, 2))
+    assert outcome.findings[0].condition["expert"] == expert
+
+
+def test_no_expert_is_named_where_all_are_wrong() -> None:
+    class All(MoePipeline):
+        def alpha2(self, index: int) -> Tensor:
+            return super().alpha2(index) * 2
+
+    outcome = judge_moe(moe(kernel=All), MoeCase("isolated", (40,), 64, 32, 6, 2))
+    assert "expert" not in outcome.findings[0].condition
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_k_step_that_alone_is_wrong_is_named(step: int) -> None:
+    class Dropped(DensePipeline):
+        def read(self, a: DenseInput) -> Matrix:
+            right = super().read(a)
+            values = right.values.clone()
+            values[:, 64 * step : 64 * (step + 1)] = 0
+            return Matrix(values, right.scales)
+
+    outcome = judge_dense(dense(kernel=Dropped), DenseCase("exact", 40, 256, (33,)))
+    assert outcome.findings[0].condition["k_step"] == step
+
+
+def test_no_k_step_is_named_where_all_are_wrong() -> None:
+    outcome = judge_dense(dense(lambda out, a, call: out.mul_(2)), DenseCase("exact", 40, 256, (33,)))
+    assert "k_step" not in outcome.findings[0].condition

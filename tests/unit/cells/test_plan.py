@@ -157,7 +157,7 @@ def test_a_clamped_activation_has_no_exact_moe_probes_and_says_so() -> None:
     clamped = {"kind": "silu", "limit": 7.0, "alpha": 1.702, "beta": 1.0}
     made = planned(tiny(activation=clamped))
     probes = {c.probe for c in cases(made, "moe:torch_dequant")}
-    assert probes == {"bound", "onehot"}
+    assert probes == {"bound", "onehot", "repeat_bound"}
     assert any("clamped" in note for note in made["reduced"])
     assert {c.activation.limit for c in cases(made, "moe:torch_dequant")} == {7.0}
     assert any(c.tokens == tuple(range(41)) for c in cases(made, "moe:torch_dequant")), "the sweep is by bound"
@@ -195,8 +195,8 @@ def test_a_weight_only_backend_is_planned_with_its_own_format(plugin: None) -> N
 
 def test_no_exact_probe_for_a_backend_without_fp32_partial_sums(plugin: None) -> None:
     made = planned(tiny())
-    assert {c.probe for c in cases(made, "dense:less_precise")} == {"readback", "bound"}
-    assert {c.probe for c in cases(made, "moe:less_precise")} == {"bound", "onehot"}
+    assert {c.probe for c in cases(made, "dense:less_precise")} == {"readback", "bound", "repeat_bound"}
+    assert {c.probe for c in cases(made, "moe:less_precise")} == {"bound", "onehot", "repeat_bound"}
     assert {c.probe for c in cases(made, "dense:weight_only")} == {"exact", "unit", "repeat", "readback", "bound"}
 
 

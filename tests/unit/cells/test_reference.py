@@ -197,7 +197,7 @@ def test_the_plain_interval_holds_both_forwards_and_is_wider(activation: Activat
     for rounding, recipe in ((same, FINE), (bf16, COARSE)):
         assert bool(((forward(case, made, rounding) - plain.value).abs() <= plain.radius).all())
         emulated = moe_reference(case, made, recipe)
-        assert float(plain.radius.mean()) > 3 * float(emulated.radius.mean())
+        assert float(plain.radius.mean()) > 1.2 * float(emulated.radius.mean())
 
 
 def test_a_known_recipe_is_narrow() -> None:
@@ -262,7 +262,8 @@ def test_the_activation_of_an_interval_holds_that_of_its_points(
 ) -> None:
     gates, ups = (interval([pair[0]], [pair[1]]) for pair in (gate, up))
     out = reference._activate(gates, ups, form, exact=exact)
-    g = torch.linspace(float(gates.lo), float(gates.hi), 41, dtype=torch.float64).unsqueeze(1)
+    bottom = torch.tensor([-1.2784645 / form.alpha]).double().clamp(gates.lo[0], gates.hi[0])  # where the curve turns
+    g = torch.cat([torch.linspace(float(gates.lo), float(gates.hi), 41, dtype=torch.float64), bottom]).unsqueeze(1)
     u = torch.linspace(float(ups.lo), float(ups.hi), 41, dtype=torch.float64)
     if form.limit is not None:
         g, u = g.clamp(max=form.limit), u.clamp(-form.limit, form.limit) + form.beta

@@ -100,9 +100,7 @@ def test_the_cells_python_is_called_by_a_path_without_spaces(tmp_path: Path) -> 
         assert found == tmp_path
 
 
-def test_benchmarks_are_run_by_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_benchmarks_are_run_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(bench.BENCHMARKS, "nap", bench.Benchmark("how long a nap takes", lambda _: {"seconds": 1.0}))
     bench.bench(bench.Options(name="nap"))
     assert "how long a nap takes" in capsys.readouterr().out
