@@ -20,7 +20,6 @@ ONE = 0x38
 """The E4M3 byte of 1.0; the next seven bytes are the other mantissas of its binade."""
 SIX, FOUR = 0x7, 0x6
 """E2M1 codes of +6 and +4."""
-READBACK_FACTOR = 6.0
 _WEIGHT_RMS = {"normal": 12.0, "span": 260.0}
 """RMS of code * block scale, by spread of the block scales."""
 _DISTINCT = 32
@@ -101,9 +100,6 @@ class BlockOperands:
     down: Quantized
     intermediate_scale: Tensor
     gate: Tensor
-
-
-Operands = DenseOperands | MoeOperands | BlockOperands
 
 
 def _generator(case: DenseCase | MoeCase | BlockCase) -> torch.Generator:
@@ -430,17 +426,6 @@ def block_operands(case: BlockCase) -> BlockOperands:
     down = _random_matrix(gen, hidden, shared, "normal", _jitter(gen) * (1.0 / (rms * math.sqrt(shared))))
     gate = torch.sigmoid(torch.randn(case.tokens, generator=gen)) if case.shared_gate else torch.ones(case.tokens)
     return BlockOperands(routed, gate_up, down, torch.tensor(2.0**-6), gate)
-
-
-def operands(case: DenseCase | MoeCase | BlockCase) -> Operands:
-    """Operands of any case."""
-    match case:
-        case DenseCase():
-            return dense_operands(case)
-        case MoeCase():
-            return moe_operands(case)
-        case BlockCase():
-            return block_operands(case)
 
 
 OperandsT = TypeVar("OperandsT", DenseOperands, MoeOperands, BlockOperands)
