@@ -21,10 +21,20 @@ from sm120_cells.probes import (
     block_operands,
     dense_operands,
     moe_operands,
-    operands,
     to_device,
 )
 from sm120_cells.reference import Expected, moe_reference
+
+
+def operands(case: Case) -> Any:
+    match case:
+        case DenseCase():
+            return dense_operands(case)
+        case MoeCase():
+            return moe_operands(case)
+        case BlockCase():
+            return block_operands(case)
+
 
 RECIPE = MoeRecipe(NATIVE_FP4, NATIVE_FP4)
 
