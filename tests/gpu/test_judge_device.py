@@ -70,7 +70,7 @@ def test_the_matrix_passes_through_a_worker(tmp_path: Path) -> None:
         assert tuple(device["capability"]) == torch.cuda.get_device_capability(0)
         assert device["uuid"].startswith("GPU-")
         assert device["driver"]
-        cells = ask(2, op="plan", profile="default", model=MODEL, seed=0)["cells"]
+        cells = ask(2, op="plan", profile="quick", model=MODEL, seed=0)["cells"]
         assert isinstance(cells, list)
         assert cells
         failed = {}
