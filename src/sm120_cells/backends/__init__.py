@@ -56,8 +56,8 @@ class MoeKernel(Protocol):
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, out: Tensor, /) -> Tensor: ...
 
 
-class DenseBackend(Protocol):
-    """A dense FP4 GEMM."""
+class Backend(Protocol):
+    """What backends of all operations have in common."""
 
     @property
     def name(self) -> str:
@@ -73,6 +73,10 @@ class DenseBackend(Protocol):
 
     def unsupported(self, device: torch.device, case: Case | None = None) -> str | None:
         """Why it cannot run on this device, or not this case there; None where it can."""
+
+
+class DenseBackend(Backend, Protocol):
+    """A dense FP4 GEMM."""
 
     def accumulation(self, case: DenseCase) -> Accumulation:
         """How it sums: a property of the path that runs for this case."""
@@ -81,23 +85,8 @@ class DenseBackend(Protocol):
         """Weights [N, K] as a checkpoint holds them → a kernel."""
 
 
-class MoeBackend(Protocol):
+class MoeBackend(Backend, Protocol):
     """A fused MoE."""
-
-    @property
-    def name(self) -> str:
-        """As SGLang's flag names it."""
-
-    @property
-    def formats(self) -> frozenset[Format]:
-        """Activations that it takes."""
-
-    @property
-    def servable(self) -> bool:
-        """Whether a server can be started with it; reference implementations cannot."""
-
-    def unsupported(self, device: torch.device, case: Case | None = None) -> str | None:
-        """Why it cannot run on this device, or not this case there; None where it can."""
 
     def recipe(self, case: MoeCase) -> MoeRecipe:
         """Every rounding on its way, for this case."""
