@@ -74,14 +74,17 @@ class Progress:
             yield self
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=20, table_column=Column(no_wrap=True, min_width=20)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=8)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn(  # last, and cut: a long name must not push the numbers off a narrow terminal
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
         )
-        with Progress(*columns, console=screen, transient=True) as self._bar:
+        with Progress(*columns, console=screen, transient=True, expand=True) as self._bar:
             self._task = self._bar.add_task(self._label, total=self._total)
             yield self
         self._bar = None

@@ -121,6 +121,8 @@ def run_cell(
     except plan.UnknownBackendError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever a backend raises is its fault, and is the verdict
+        if "can't allocate memory" in str(error):  # torch's CPU allocator has no error class of its own
+            return _inconclusive(error)
         traceback.print_exc()
         _die_if_poisoned(device)
         message = f"{type(error).__name__}: {error}".strip()

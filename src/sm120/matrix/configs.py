@@ -126,13 +126,13 @@ def _shared(keys: "_Keys", intermediate: int) -> int | None:
 
 
 def _activation(keys: "_Keys", model_type: str) -> Activation:
-    name = keys.get("hidden_act", "mlp_hidden_act", "hidden_activation")
+    name, key = keys.get("hidden_act", "mlp_hidden_act", "hidden_activation"), keys.last
     limit = keys.number("swiglu_limit")
     if name == "swigluoai" or model_type == "gpt_oss":
         # gate * sigmoid(1.702 * gate) * (up + 1), clamped at 7: the values of GPT-OSS's own implementation.
         return Activation(limit or 7.0, keys.number("swiglu_alpha") or 1.702, 1.0)
     if name is not None and name not in ("silu", "swish", "swiglu"):
-        _refuse(keys.source, f"{keys.last}: experts with the activation {_short(name)} are not supported, only SwiGLU")
+        _refuse(keys.source, f"{key}: experts with the activation {_short(name)} are not supported, only SwiGLU")
     return Activation(limit)
 
 

@@ -48,8 +48,16 @@ def stack_door(python: Path, folder: Path, *, device: str | None = None, workers
             "PYTHONNOUSERSITE": "1",
             "PYTHONUNBUFFERED": "1",
             **shares,
+            **_plugins(),
         },
     )
+
+
+def _plugins() -> dict[str, str]:
+    """``SM120_BACKENDS`` with its files' paths made absolute: a worker runs in the run's folder."""
+    words = [word for word in os.environ.get("SM120_BACKENDS", "").split(os.pathsep) if word]
+    absolute = [str(Path(word).absolute()) if word.endswith(".py") else word for word in words]
+    return {"SM120_BACKENDS": os.pathsep.join(absolute)} if absolute else {}
 
 
 def greet(worker: Worker) -> Mapping[str, Any]:

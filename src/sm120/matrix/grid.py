@@ -1,5 +1,6 @@
 """What the user reads at the end: the grid, what failed and how to reproduce it, what was left out."""
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ class Repeat:
 
     def command(self, cell: str | None = None) -> str:
         """One command that runs exactly that cell again."""
+        plugins = os.environ.get("SM120_BACKENDS")
         words = [
+            *([f"SM120_BACKENDS={plugins}"] if plugins else []),
             "scripts/inv",
             "validate-backends",
             "--model",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sm120.errors import UsageError
+from sm120.errors import ToolkitError, UsageError
 from sm120.matrix.fingerprint import Difference, Fingerprint, differences
 from sm120.matrix.journal import FILE
 from sm120.matrix.options import Options
@@ -17,17 +17,26 @@ TASK = "validate-backends"
 
 
 def find_run(state: State, name: str) -> Run:
-    """The run to go on with: ``last``, an id or a folder. UsageError where there is none."""
+    """The run to go on with: ``last`` (the newest that was interrupted, else the newest), an id or a folder."""
     if name == "last":
-        for folder in sorted(state.runs.glob(f"*-{TASK}-*/"), reverse=True):
-            if (folder / FILE).exists():  # without one, it ended before there was anything to go on with
-                return Run.open(folder)
-        raise UsageError("--resume: there is no run to go on with", where=str(state.runs))
+        # Without a journal it ended before there was anything to go on with.
+        folders = [f for f in sorted(state.runs.glob(f"*-{TASK}-*/"), reverse=True) if (f / FILE).exists()]
+        runs = [run for run in map(_readable, folders) if run is not None]
+        if not runs:
+            raise UsageError("--resume: there is no run to go on with", where=str(state.runs))
+        return next((run for run in runs if run.status == "interrupted"), runs[0])
     path = Path(name).expanduser()
     run = Run.open(path if path.is_dir() else state.runs / name)
     if run.task != TASK:
         raise UsageError(f"--resume: {run.id} is a run of {run.task}, not of {TASK}", where=str(run.path))
     return run
+
+
+def _readable(folder: Path) -> Run | None:
+    try:
+        return Run.open(folder)
+    except ToolkitError:  # a damaged run harms no other
+        return None
 
 
 def same_options(options: Options, header: Mapping[str, Any]) -> Options:

@@ -109,7 +109,10 @@ def plugins() -> list[str]:
 
 
 def _load(path: Path) -> None:
-    if path.stem in sys.modules:
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None:
+        if Path(getattr(loaded, "__file__", None) or "") != path:
+            raise ImportError(f"{PLUGINS_VARIABLE}: {path} has the name of another module; rename it")
         return
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -30,13 +30,21 @@ def test_all_parts_pass(tools: dict[str, int], capsys: pytest.CaptureFixture[str
     assert tools == {}
     command.test(command.TestOptions())
     out = capsys.readouterr().out
-    for part in ("ruff check", "ruff format", "imports", "package hosts", "types of the", "tests of the cells"):
+    for part in (
+        "ruff check",
+        "ruff format",
+        "imports",
+        "package hosts",
+        "types of the",
+        "tests of the cells",
+        "self-test",
+    ):
         assert part in out
 
 
 def test_every_part_runs_even_when_others_fail(tools: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     tools.update({"ruff check": 1, "tests/unit/toolkit": 2})
-    with pytest.raises(errors.ToolkitError, match="3 of 8 parts failed: ruff check, types of the toolkit, tests"):
+    with pytest.raises(errors.ToolkitError, match="3 of 9 parts failed: ruff check, types of the toolkit, tests"):
         command.test(command.TestOptions())
     out = capsys.readouterr().out
     assert out.index("==> ruff check") < out.index("==> tests of the toolkit") < out.index("==> tests of the cells")
@@ -51,7 +59,7 @@ def test_a_stack_that_cannot_be_installed_fails_the_cells_alone(
         raise errors.PreflightError("no package index could be reached", remedy="connect")
 
     monkeypatch.setattr(command, "_cpu_stack", no_network)
-    with pytest.raises(errors.ToolkitError, match="2 of 8 parts failed: types of the cells, tests of the cells"):
+    with pytest.raises(errors.ToolkitError, match="2 of 9 parts failed: types of the cells, tests of the cells"):
         command.test(command.TestOptions())
     assert "remedy: connect" in capsys.readouterr().err
 

@@ -122,6 +122,6 @@ def test_unexpected_failure_where_nothing_can_be_written(
 
 
 def test_home_flag_moves_the_state(tmp_path: Path) -> None:
-    code = entry._call({"runs": "records"}, "sm120.dev.bench:bench", {"home": str(tmp_path), "name": ""})
-    assert code == 0
+    with pytest.raises(errors.UsageError):
+        entry._call({"runs": "records"}, "sm120.dev.bench:bench", {"home": str(tmp_path), "name": "none"})
     assert config.current().runs == tmp_path / "records"
