@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from sm120.errors import UsageError
 from sm120.files import writing
-from sm120.matrix.plan import MalformedReply, Result, stored_result
+from sm120.matrix.plan import INCONCLUSIVE, MalformedReply, Result, stored_result
 from sm120.redact import redact_json
 
 SCHEMA: Final = 1
@@ -53,7 +53,9 @@ class Journal:
                 f"cannot resume: {path} has schema {header.get('schema')!r}, this toolkit writes {SCHEMA}",
                 where=str(path),
             )
-        results = dict(_stored(path, number, entry) for number, entry in enumerate(rest, 2))
+        stored = dict(_stored(path, number, entry) for number, entry in enumerate(rest, 2))
+        # INCONCLUSIVE says nothing of the backend: a full disk or memory, or a reference that failed. It runs again.
+        results = {cell: result for cell, result in stored.items() if result.verdict != INCONCLUSIVE}
         if len(whole) < len(data):
             with writing(path), path.open("r+b") as file:
                 file.truncate(len(whole))

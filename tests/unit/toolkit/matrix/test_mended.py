@@ -15,7 +15,8 @@ from sm120.matrix import resume
 from sm120.matrix.configs import load_shapes
 from sm120.matrix.door import stack_door
 from sm120.matrix.grid import Repeat
-from sm120.matrix.journal import FILE
+from sm120.matrix.journal import FILE, Journal
+from sm120.matrix.plan import Result
 from sm120.state import State
 
 
@@ -59,6 +60,16 @@ def test_last_is_the_newest_run_that_was_interrupted(monkeypatch: pytest.MonkeyP
     assert resume.find_run(state, "last").path.name.startswith("2-")
     status.update({"1": "finished", "2": "finished"})
     assert resume.find_run(state, "last").path.name.startswith("3-")
+
+
+def test_resuming_runs_again_what_says_nothing_of_the_backend(tmp_path: Path) -> None:
+    with Journal.create(tmp_path / "j", {}) as journal:
+        journal.append("full-disk", Result("INCONCLUSIVE", "no space left"))
+        journal.append("right", Result("PASS"))
+        journal.append("was-full", Result("INCONCLUSIVE", "no space left"))
+        journal.append("was-full", Result("PASS"))
+    with Journal.resume(tmp_path / "j") as again:
+        assert sorted(again.results) == ["right", "was-full"]
 
 
 def test_progress_keeps_its_numbers_on_a_narrow_terminal() -> None:
