@@ -336,8 +336,6 @@ def make_plan(
     only: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Subjects, cells and what was reduced, as the door's plan. UnknownBackendError for a name that is not offered."""
-    size = _size(profile, device, servable=True)
-    reference_size = _size(profile, device, servable=False)
     all_dense, all_moe = dense_backends(), moe_backends()
     dense_names = _chosen(all_dense, dense) if "dense" in operations else []
     moe_names = _chosen(all_moe, moe) if "moe" in operations else []
@@ -347,14 +345,14 @@ def make_plan(
         reason = all_dense[name].unsupported(device)
         subjects.append(_subject(f"dense:{name}", None, name, reason, all_dense[name].servable))
         if reason is None:
-            its_size = size if all_dense[name].servable else reference_size
-            cells += _dense_cells(name, all_dense[name], shapes, its_size, seed)
+            size = _size(profile, device, servable=all_dense[name].servable)
+            cells += _dense_cells(name, all_dense[name], shapes, size, seed)
     for name in moe_names:
         reason = all_moe[name].unsupported(device)
         subjects.append(_subject(f"moe:{name}", name, None, reason, all_moe[name].servable))
         if reason is None:
-            its_size = size if all_moe[name].servable else reference_size
-            cells += _moe_cells(name, all_moe[name], shapes, its_size, seed)
+            size = _size(profile, device, servable=all_moe[name].servable)
+            cells += _moe_cells(name, all_moe[name], shapes, size, seed)
     if shapes.shared_intermediate is not None:
         for moe_name in moe_names:
             for dense_name in dense_names:
@@ -364,14 +362,14 @@ def make_plan(
                 block = _subject(f"block:{moe_name}+{dense_name}", moe_name, dense_name, reason, servable)
                 subjects.append(block)
                 if reason is None:
-                    its_size = size if servable else reference_size
-                    cells.append(_block_cell(one, other, shapes, shapes.shared_intermediate, its_size, seed))
+                    size = _size(profile, device, servable=servable)
+                    cells.append(_block_cell(one, other, shapes, shapes.shared_intermediate, size, seed))
     if only:
         cells = [cell for cell in cells if any(fnmatch.fnmatchcase(cell.id, pattern) for pattern in only)]
     return {
         "subjects": subjects,
         "cells": [cell.to_json() for cell in cells],
-        "reduced": _reduced(shapes, reference_size, device),
+        "reduced": _reduced(shapes, _size(profile, device, servable=False), device),
     }
 
 

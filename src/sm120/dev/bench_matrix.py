@@ -9,7 +9,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +18,6 @@ from sm120.console import Console
 from sm120.errors import NumericsError
 from sm120.matrix.door import Door, greet, stack_door
 from sm120.matrix.plan import PASS, Cell, Plan, Request, read_plan, read_result
-from sm120.matrix.worker import Worker
 from sm120.stack import ensure_environment, load_stack
 from sm120.state import State
 
@@ -72,7 +70,7 @@ def matrix(console: Console) -> dict[str, object]:
 
 
 def _prepare(door: Door, folder: Path, console: Console) -> tuple[Plan, dict[str, Path], float]:
-    with console.step("references"), _worker(door) as worker:
+    with console.step("references"), door.open("bench") as worker:
         greet(worker)
         request = Request(profile="quick", model=MODEL, seed=0, only=("*/torch_dequant*",))
         plan = read_plan(worker.request("plan", request.to_json()))
@@ -88,15 +86,11 @@ def _prepare(door: Door, folder: Path, console: Console) -> tuple[Plan, dict[str
     return plan, references, seconds
 
 
-def _worker(door: Door) -> AbstractContextManager[Worker]:
-    return door.open("bench")
-
-
 def _run(door: Door, groups: Iterable[Sequence[Cell]], references: dict[str, Path]) -> Timing:
     started = time.perf_counter()
     kernel = judge = 0.0
     for cells in groups:
-        with _worker(door) as worker:
+        with door.open("bench") as worker:
             greet(worker)
             for cell in cells:
                 reference = None if cell.reference is None else str(references[cell.reference])

@@ -13,6 +13,7 @@ from sm120.matrix.worker import Limits, Worker
 from sm120.runs import safe_name
 
 PROTOCOL = 1
+PLUGINS_VARIABLE = "SM120_BACKENDS"
 _SOURCE = Path(sm120.__file__).resolve().parents[1]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -48,16 +49,15 @@ def stack_door(python: Path, folder: Path, *, device: str | None = None, workers
             "PYTHONNOUSERSITE": "1",
             "PYTHONUNBUFFERED": "1",
             **shares,
-            **_plugins(),
+            **({PLUGINS_VARIABLE: named} if (named := plugins()) else {}),
         },
     )
 
 
-def _plugins() -> dict[str, str]:
+def plugins() -> str:
     """``SM120_BACKENDS`` with its files' paths made absolute: a worker runs in the run's folder."""
-    words = [word for word in os.environ.get("SM120_BACKENDS", "").split(os.pathsep) if word]
-    absolute = [str(Path(word).absolute()) if word.endswith(".py") else word for word in words]
-    return {"SM120_BACKENDS": os.pathsep.join(absolute)} if absolute else {}
+    words = [word for word in os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep) if word]
+    return os.pathsep.join(str(Path(word).absolute()) if word.endswith(".py") else word for word in words)
 
 
 def greet(worker: Worker) -> Mapping[str, Any]:

@@ -1,12 +1,12 @@
 """What the user reads at the end: the grid, what failed and how to reproduce it, what was left out."""
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sm120.console import Console
+from sm120.matrix.door import PLUGINS_VARIABLE, plugins
 from sm120.matrix.plan import INCONCLUSIVE, PASS, UNSUPPORTED, Cell, Plan, Result
 from sm120.matrix.verdict import RAN, WRONG, Grid, Verdict
 
@@ -27,9 +27,8 @@ class Repeat:
 
     def command(self, cell: str | None = None) -> str:
         """One command that runs exactly that cell again."""
-        plugins = os.environ.get("SM120_BACKENDS")
         words = [
-            *([f"SM120_BACKENDS={plugins}"] if plugins else []),
+            *([f"{PLUGINS_VARIABLE}={named}"] if (named := plugins()) else []),
             "scripts/inv",
             "validate-backends",
             "--model",
