@@ -11,7 +11,18 @@ from sm120.config import CHECKOUT
 
 # What each package may import at import time, besides the standard library and itself.
 _ALLOWED = {
-    "sm120": {"cmake", "invoke", "packaging", "psutil", "requests", "rich"},
+    "sm120": {
+        "cmake",
+        "invoke",
+        "packaging",
+        "psutil",
+        "pynvml",
+        "pypi_simple",
+        "requests",
+        "rich",
+        "tomli_w",
+        "uv",
+    },
     "sm120_cells": {"numpy", "torch"},
 }
 # What each may never import, not even inside a function.
