@@ -1,0 +1,1 @@
+"""What this machine is: facts, and the findings that rules draw from them."""
