@@ -38,13 +38,25 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-class Progress:
-    """A count towards ``total`` with the time left; made by ``Console.progress``."""
+def size(n: float) -> str:
+    """Bytes in decimal units, as disks and networks count them."""
+    if abs(n) < 1000:
+        return f"{n:.0f} B"
+    for unit in ("kB", "MB"):
+        n /= 1000
+        if abs(n) < 999.95:
+            return f"{n:.1f} {unit}"
+    return f"{n / 1000:.1f} GB"
 
-    def __init__(self, console: "Console", total: int, label: str) -> None:
+
+class Progress:
+    """A count towards ``total`` with the time left; made by ``Console.progress``. In bytes, the total may grow."""
+
+    def __init__(self, console: "Console", total: int, label: str, *, in_bytes: bool = False) -> None:
         self._console = console
         self._total = total
         self._label = clean(label)
+        self._in_bytes = in_bytes
         self._done = 0
         self._started = self._shown = time.monotonic()
         self._bar: rich.progress.Progress | None = None
@@ -62,8 +74,14 @@ class Progress:
             self._shown = now
             self._console.info(self._line(now))
 
+    def expect(self, n: int) -> None:
+        """``n`` more are to be done than was known."""
+        self._total += n
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=self._total)
+
     def _line(self, now: float) -> str:
-        line = f"{self._done}/{self._total} {self._label}"
+        line = f"{_of(self._done, self._total) if self._in_bytes else f'{self._done}/{self._total}'} {self._label}"
         if 0 < self._done < self._total:
             line += f", {duration((now - self._started) / self._done * (self._total - self._done))} left"
         return line
@@ -73,13 +91,21 @@ class Progress:
         if screen is None:
             yield self
             return
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
         from rich.table import Column
 
+        count = DownloadColumn if self._in_bytes else MofNCompleteColumn
         columns = (
             BarColumn(bar_width=20, table_column=Column(no_wrap=True, min_width=20)),
             TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=8)),
-            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+            count(table_column=Column(no_wrap=True, min_width=7)),
             TextColumn(  # last, and cut: a long name must not push the numbers off a narrow terminal
                 "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
             ),
@@ -88,6 +114,13 @@ class Progress:
             self._task = self._bar.add_task(self._label, total=self._total)
             yield self
         self._bar = None
+
+
+def _of(done: int, total: int) -> str:
+    """``1.2/4.5 GB``: both in the unit of the total."""
+    number, unit = size(total).split()
+    scale = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}[unit]
+    return f"{done / scale:.{0 if unit == 'B' else 1}f}/{number} {unit}"
 
 
 class Console:
@@ -167,8 +200,9 @@ class Console:
         self._screen.print(table)
 
     @contextlib.contextmanager
-    def progress(self, total: int, label: str) -> Iterator[Progress]:
-        with Progress(self, total, label)._live(self._screen) as progress:  # noqa: SLF001 - two halves of one thing
+    def progress(self, total: int, label: str, *, in_bytes: bool = False) -> Iterator[Progress]:
+        made = Progress(self, total, label, in_bytes=in_bytes)
+        with made._live(self._screen) as progress:  # noqa: SLF001 - two halves of one thing
             yield progress
 
     def result(self, obj: Mapping[str, object]) -> None:

@@ -24,6 +24,45 @@ class State:
     def env(self, name: str) -> Path:
         return self.root / "env" / name
 
+    def adopted(self, name: str) -> Path:
+        """The record of an interpreter that is used and never changed."""
+        return self.root / "env" / f"{name}.adopted.json"
+
+    def lock_file(self, stack: str) -> Path:
+        """What the stack resolved to: URL and SHA-256 of every file, as PEP 751 has it."""
+        return self.root / "locks" / f"pylock.{stack}.toml"
+
+    @property
+    def wheels(self) -> Path:
+        """The wheel store: ``<sha256>/<file name>``."""
+        return self.root / "wheels"
+
+    def cuda_home(self, stack: str) -> Path:
+        """A CUDA toolkit of links into the stack's environment."""
+        return self.root / "cuda" / stack
+
+    def activation(self, stack: str) -> Path:
+        """A shell script that sets what every later task sets."""
+        return self.root / "activate" / f"{stack}.sh"
+
+    def cache(self, stack: str) -> Path:
+        """The folder of the stack's JIT caches."""
+        return self.root / "cache" / stack
+
+    def stack_file(self, stack: str) -> Path:
+        """The copy of a stack file that came with a mirror."""
+        return self.root / "stacks" / f"{stack}.toml"
+
+    @property
+    def links(self) -> Path:
+        """What was found about the links between the GPUs."""
+        return self.root / "links.json"
+
+    @property
+    def selected(self) -> Path:
+        """The stack that ``setup`` made last."""
+        return self.root / "selected.json"
+
     @property
     def gate(self) -> Path:
         """The folder of the gate's records."""

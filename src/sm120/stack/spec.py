@@ -1,10 +1,11 @@
 """Stack files: TOML → a frozen ``Stack``. Every error names file and line."""
 
+import hashlib
+import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,12 +14,83 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from sm120 import config, errors, files
+from sm120.stack import tomlread
+from sm120.stack.tomlread import Place
 
-SCHEMA = 1
+SCHEMA = 2
 STACKS = config.CHECKOUT / "stacks"
-_KEYS = {"schema", "summary", "python", "disk-mb", "packages", "prove", "index"}
+_KEYS = {
+    *("schema", "summary", "python", "disk-mb", "cuda", "packages", "overrides", "constraints"),
+    *("nightly", "index", "last", "prove"),
+}
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_REMEDY = "correct the file; stacks/cpu.toml and stacks/nightly.toml are examples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitSource:
+    url: str
+    commit: str  # 40 hexadecimal digits: a branch would not stay the same
+    subdirectory: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    name: str  # canonical
+    specifier: str  # "==2.13.0+cpu", ">=13.2", "==13.0.*"; "" for any, and for a package from git
+    extras: tuple[str, ...] = ()
+    git: GitSource | None = None
+
+    @property
+    def pinned(self) -> str | None:
+        """The exact version that is asked for, local tag included, when there is one."""
+        found = re.fullmatch(r"==\s*([^,*\s]+)", self.specifier)
+        return found[1] if found else None
+
+    @property
+    def requirement(self) -> str:
+        """As in a requirements file."""
+        name = f"{self.name}[{','.join(self.extras)}]" if self.extras else self.name
+        if self.git is None:
+            return f"{name}{self.specifier}"
+        folder = f"#subdirectory={self.git.subdirectory}" if self.git.subdirectory else ""
+        return f"{name} @ git+{self.git.url}@{self.git.commit}{folder}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """What stands for every other package's requirement of ``name``."""
+
+    name: str
+    specifier: str | None  # None: never installed; "": what [packages] or [nightly] says
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """A limit on ``name``, should something need it."""
+
+    name: str
+    specifier: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nightly:
+    """A set of builds of one day, from an index that keeps only the newest."""
+
+    url: str
+    lead: str
+    packages: tuple[str, ...]  # of the same day as the lead
+    frozen: tuple[str, ...]  # of that day or before; of no day at all (triton): the lead's requirement decides
+    date: str | None  # "20260307"; None: the newest day of which all are there
+    reason: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.lead, *self.packages, *self.frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +103,37 @@ class Index:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Last:
+    """Packages that are installed after everything else, in this order."""
+
+    packages: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     name: str
     path: Path
     summary: str
     python: str  # a version specifier, as in >=3.11,<3.15
     disk_bytes: int
-    packages: Mapping[str, str]  # canonical name → exact version, local tag included
-    imports: tuple[str, ...]
+    packages: tuple[Package, ...]
+    overrides: tuple[Override, ...]
+    constraints: tuple[Constraint, ...]
+    nightly: Nightly | None
     indexes: tuple[Index, ...]
+    last: tuple[Last, ...]
+    imports: tuple[str, ...]  # proved by importing them
+    driver_imports: tuple[str, ...]  # the same, where libcuda.so.1 is; it comes with the driver
+    cuda: str | None  # CUDA version of the home that is made from the wheels; None: no home
 
     def requirements(self) -> list[str]:
-        """In the file's order: what comes first is also what pip misses first."""
-        return [f"{name}=={version}" for name, version in self.packages.items()]
+        """In the file's order, the nightly's packages last."""
+        nightly = self.nightly.names if self.nightly else ()
+        return [*(package.requirement for package in self.packages), *nightly]
+
+    def package(self, name: str) -> Package | None:
+        return next((package for package in self.packages if package.name == name), None)
 
 
 def names() -> list[str]:
@@ -66,158 +156,244 @@ def load_stack(name: str | Path) -> Stack:
 
 def parse(text: str, path: Path) -> Stack:
     """A stack from the text of the file ``path``."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        line = int(place[1]) if place else text.count("\n") + 1
-        what = re.sub(r" \(at .*\)$", "", str(error))
-        raise _error(path, line, f"not TOML: {what}") from error
-    except (RecursionError, ValueError) as error:  # nesting without end; a number or date out of range
-        raise _error(path, 1, f"not TOML: {error}") from error
-    return _Reader(text, path).stack(data)
+    return _Reader(tomlread.load(text, path, _REMEDY)).stack()
 
 
-def _error(path: Path, line: int, message: str) -> errors.UsageError:
-    where = f"{path}:{line}"
-    return errors.UsageError(
-        f"{where}: {message}", where=where, remedy="correct the file; stacks/cpu.toml is an example"
-    )
+def request(stack: Stack) -> str:
+    """SHA-256 over everything that decides which files are installed, and in which order.
+
+    What is proved (imports) and made of them (the CUDA home) is not in it: a change there needs no new resolution.
+    """
+    nightly = stack.nightly
+    asked = {
+        "python": stack.python,
+        "packages": [package.requirement for package in stack.packages],
+        "overrides": [(o.name, o.specifier) for o in stack.overrides],
+        "constraints": [(c.name, c.specifier) for c in stack.constraints],
+        "nightly": nightly and [nightly.url, nightly.lead, nightly.packages, nightly.frozen, nightly.date],
+        "indexes": [(index.url, index.packages) for index in stack.indexes],
+        "last": [last.packages for last in stack.last],
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 class _Reader:
-    """Checks what TOML has read, and finds the line of what is wrong."""
+    def __init__(self, document: tomlread.Document) -> None:
+        self._doc = document
 
-    def __init__(self, text: str, path: Path) -> None:
-        self._lines = text.splitlines()
-        self._path = path
-
-    def stack(self, data: dict[str, Any]) -> Stack:
-        self._known(data, _KEYS, "")
+    def stack(self) -> Stack:
+        data, doc = self._doc.data, self._doc
+        doc.known(data, _KEYS, "")
         if data.get("schema") != SCHEMA or isinstance(data.get("schema"), bool):
-            raise self._wrong("", "schema", f"schema must be {SCHEMA}, not {data.get('schema')!r}")
+            raise doc.wrong(Place("", "schema"), f"schema must be {SCHEMA}, not {data.get('schema')!r}")
         disk = data.get("disk-mb")
         if not isinstance(disk, int) or isinstance(disk, bool) or not 0 < disk < 10**7:
-            raise self._wrong("", "disk-mb", "disk-mb must be a whole number of megabytes above 0")
-        name = self._path.stem
+            raise doc.wrong(Place("", "disk-mb"), "disk-mb must be a whole number of megabytes above 0")
+        name = doc.path.stem
         if not _NAME.fullmatch(name):
-            raise _error(self._path, 1, f"the file's name must be letters, digits, '.', '_' and '-', not {name!r}")
-        packages = self._packages(data)
+            raise doc.error(1, f"the file's name must be letters, digits, '.', '_' and '-', not {name!r}")
+        packages = self._packages()
+        nightly = self._nightly(packages)
+        named = {package.name for package in packages} | set(nightly.names if nightly else ())
+        imports, driver_imports = self._prove()
         return Stack(
             name=name,
-            path=self._path,
-            summary=self._text(data, "", "summary"),
-            python=self._python(data),
+            path=doc.path,
+            summary=doc.text(data, Place("", "summary")),
+            python=self._python(),
             disk_bytes=disk * 10**6,
             packages=packages,
-            imports=self._imports(data),
-            indexes=self._indexes(data, packages),
+            overrides=self._overrides(named),
+            constraints=self._constraints(),
+            nightly=nightly,
+            indexes=tuple(self._index(table, n, packages) for n, table in enumerate(doc.tables("index"))),
+            last=tuple(self._last(table, n) for n, table in enumerate(doc.tables("last"))),
+            imports=imports,
+            driver_imports=driver_imports,
+            cuda=self._cuda(),
         )
 
-    def _python(self, data: Mapping[str, Any]) -> str:
-        text = self._text(data, "", "python")
+    def _python(self) -> str:
+        text = self._doc.text(self._doc.data, Place("", "python"))
         try:
             SpecifierSet(text)
         except InvalidSpecifier as error:
-            raise self._wrong("", "python", f"python is no version specifier: {text!r}") from error
+            raise self._doc.wrong(Place("", "python"), f"python is no version specifier: {text!r}") from error
         return text
 
-    def _packages(self, data: Mapping[str, Any]) -> dict[str, str]:
-        table = self._table(data, "packages")
-        if not table:
-            raise self._wrong("", "packages", "[packages] names no package")
-        packages: dict[str, str] = {}
-        for name, version in table.items():
-            if not _NAME.fullmatch(name):
-                raise self._wrong("packages", name, f"{name!r} is no package name")
-            if not isinstance(version, str):
-                raise self._wrong("packages", name, f"{name} must be an exact version in quotes, not {version!r}")
-            try:
-                Version(version)
-            except InvalidVersion as error:
-                message = f'{name} must be an exact version as in "2.13.0+cpu", not {version!r}'
-                raise self._wrong("packages", name, message) from error
-            if canonicalize_name(name) in packages:
-                raise self._wrong("packages", name, f"{name} is named twice")
-            packages[canonicalize_name(name)] = version
-        return packages
+    def _cuda(self) -> str | None:
+        if "cuda" not in self._doc.data:
+            return None
+        text = self._doc.text(self._doc.data, Place("", "cuda"))
+        if not re.fullmatch(r"[1-9]\d?\.\d", text):
+            raise self._doc.wrong(Place("", "cuda"), f'cuda must be a version as in "13.0", not {text!r}')
+        return text
 
-    def _imports(self, data: Mapping[str, Any]) -> tuple[str, ...]:
-        if "prove" not in data:
-            return ()
-        table = self._table(data, "prove")
-        self._known(table, {"imports"}, "prove")
-        imports = self._texts(table, "prove", "imports")
-        for module in imports:
-            if not _MODULE.fullmatch(module):
-                raise self._wrong("prove", "imports", f"{module!r} is no module name")
-        return imports
+    def _packages(self) -> tuple[Package, ...]:
+        table = self._doc.table("packages")
+        packages: dict[str, Package] = {}
+        for key, value in table.items():
+            name = self._name(key, Place("packages", key))
+            if name in packages:
+                raise self._doc.wrong(Place("packages", key), f"{key} is named twice")
+            packages[name] = self._package(name, value, Place("packages", key))
+        if not packages and "nightly" not in self._doc.data:
+            raise self._doc.wrong(Place("", "packages"), "[packages] names no package")
+        return tuple(packages.values())
 
-    def _indexes(self, data: Mapping[str, Any], packages: Mapping[str, str]) -> tuple[Index, ...]:
-        tables = data.get("index", [])
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise self._wrong("", "index", "an index is written as [[index]]")
-        return tuple(self._index(table, number, packages) for number, table in enumerate(tables))
-
-    def _index(self, table: Mapping[str, Any], number: int, packages: Mapping[str, str]) -> Index:
-        self._known(table, {"url", "packages", "reason"}, "index", number)
-        url = self._text(table, "index", "url", number)
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            parts = urlsplit("")
-        if parts.scheme not in {"https", "http", "file"} or parts.username is not None:
-            message = "url must be an https, http or file URL without a user name (credentials belong in ~/.netrc)"
-            raise self._wrong("index", "url", message, number)
-        wanted = tuple(canonicalize_name(name) for name in self._texts(table, "index", "packages", number))
-        for name in wanted:
-            if name not in packages:
-                raise self._wrong("index", "packages", f"{name} is not in [packages]", number)
-        return Index(url=url, packages=wanted, reason=self._text(table, "index", "reason", number))
-
-    def _table(self, data: Mapping[str, Any], key: str) -> dict[str, Any]:
-        value = data.get(key)
+    def _package(self, name: str, value: object, place: Place) -> Package:
+        if isinstance(value, str):
+            return Package(name=name, specifier=self._specifier(value, place))
         if not isinstance(value, dict):
-            raise self._wrong("", key, f"[{key}] is missing" if value is None else f"{key} must be a table")
+            raise self._doc.wrong(place, f'{place.key} must be a version in quotes as in "1.2.3", not {value!r}')
+        self._doc.known_inline(value, {"version", "extras", "git", "commit", "subdirectory"}, place)
+        extras = self._doc.texts(value, place, "extras") if "extras" in value else ()
+        for extra in extras:
+            self._name(extra, place)
+        canonical = tuple(canonicalize_name(extra) for extra in extras)
+        if "git" not in value:
+            self._doc.known_inline(value, {"version", "extras"}, place)
+            specifier = self._specifier(self._doc.text(value, place, "version"), place)
+            return Package(name=name, specifier=specifier, extras=canonical)
+        self._doc.known_inline(value, {"extras", "git", "commit", "subdirectory"}, place)
+        return Package(name=name, specifier="", extras=canonical, git=self._git(value, place))
+
+    def _git(self, value: Mapping[str, Any], place: Place) -> GitSource:
+        url = self._url(self._doc.text(value, place, "git"), {"https", "http", "ssh", "file"}, place)
+        commit = self._doc.text(value, place, "commit")
+        if not _COMMIT.fullmatch(commit):
+            raise self._doc.wrong(place, f"commit must be all 40 digits of a commit, not {commit!r}")
+        folder = self._doc.text(value, place, "subdirectory") if "subdirectory" in value else ""
+        if folder.startswith(("/", "-")) or ".." in PurePosixPath(folder).parts or re.search(r"[\s#&;]", folder):
+            raise self._doc.wrong(place, f"subdirectory must be a folder inside the repository, not {folder!r}")
+        return GitSource(url=url, commit=commit, subdirectory=folder)
+
+    def _overrides(self, named: set[str]) -> tuple[Override, ...]:
+        overrides = {}
+        for key, value in self._doc.table("overrides").items():
+            place = Place("overrides", key)
+            name = self._name(key, place)
+            table = self._inline(value, {"version", "drop", "reason"}, place)
+            if "drop" in table and (table["drop"] is not True or "version" in table):
+                raise self._doc.wrong(place, "drop can only be true, and has no version beside it")
+            specifier: str | None
+            if "version" in table:
+                specifier = self._specifier(self._doc.text(table, place, "version"), place)
+            elif "drop" in table or name in named:
+                specifier = None if "drop" in table else ""
+            else:
+                message = f"{key} is in neither [packages] nor [nightly]: say version = … or drop = true"
+                raise self._doc.wrong(place, message)
+            overrides[name] = Override(name=name, specifier=specifier, reason=self._doc.text(table, place, "reason"))
+        return tuple(overrides.values())
+
+    def _constraints(self) -> tuple[Constraint, ...]:
+        constraints = {}
+        for key, value in self._doc.table("constraints").items():
+            place = Place("constraints", key)
+            name = self._name(key, place)
+            table = self._inline(value, {"version", "reason"}, place)
+            specifier = self._specifier(self._doc.text(table, place, "version"), place)
+            reason = self._doc.text(table, place, "reason")
+            constraints[name] = Constraint(name=name, specifier=specifier, reason=reason)
+        return tuple(constraints.values())
+
+    def _nightly(self, packages: tuple[Package, ...]) -> Nightly | None:
+        if "nightly" not in self._doc.data:
+            return None
+        table = self._doc.table("nightly")
+        self._doc.known(table, {"url", "lead", "packages", "frozen", "date", "reason"}, "nightly")
+        date = self._doc.text(table, Place("nightly", "date")) if "date" in table else None
+        if date is not None and not re.fullmatch(r"20\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])", date):
+            raise self._doc.wrong(Place("nightly", "date"), f'date must be a day as in "20260307", not {date!r}')
+        lead = self._doc.text(table, Place("nightly", "lead"))
+        url = self._doc.text(table, Place("nightly", "url"))
+        nightly = Nightly(
+            url=self._url(url, {"https", "http", "file"}, Place("nightly", "url")),
+            lead=self._name(lead, Place("nightly", "lead")),
+            packages=self._names(table, Place("nightly", "packages")) if "packages" in table else (),
+            frozen=self._names(table, Place("nightly", "frozen")) if "frozen" in table else (),
+            date=date,
+            reason=self._doc.text(table, Place("nightly", "reason")),
+        )
+        seen = {package.name for package in packages}
+        for key, group in (("lead", (nightly.lead,)), ("packages", nightly.packages), ("frozen", nightly.frozen)):
+            for name in group:
+                if name in seen:
+                    raise self._doc.wrong(Place("nightly", key), f"{name} is named twice")
+                seen.add(name)
+        return nightly
+
+    def _index(self, table: Mapping[str, Any], number: int, packages: tuple[Package, ...]) -> Index:
+        self._doc.known(table, {"url", "packages", "reason"}, "index", number)
+        place = Place("index", "url", number)
+        url = self._url(self._doc.text(table, place), {"https", "http", "file"}, place)
+        wanted = self._names(table, Place("index", "packages", number))
+        for name in wanted:
+            if name not in {package.name for package in packages}:
+                raise self._doc.wrong(Place("index", "packages", number), f"{name} is not in [packages]")
+        return Index(url=url, packages=wanted, reason=self._doc.text(table, Place("index", "reason", number)))
+
+    def _last(self, table: Mapping[str, Any], number: int) -> Last:
+        self._doc.known(table, {"packages", "reason"}, "last", number)
+        reason = self._doc.text(table, Place("last", "reason", number))
+        return Last(packages=self._names(table, Place("last", "packages", number)), reason=reason)
+
+    def _prove(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        table = self._doc.table("prove")
+        self._doc.known(table, {"imports", "needs-driver"}, "prove")
+        seen: list[str] = []
+        found: list[tuple[str, ...]] = []
+        for key in ("imports", "needs-driver"):
+            place = Place("prove", key)
+            modules = self._doc.texts(table, place) if key in table else ()
+            for module in modules:
+                if not _MODULE.fullmatch(module):
+                    raise self._doc.wrong(place, f"{module!r} is no module name")
+                if module in seen:
+                    raise self._doc.wrong(place, f"{module} is named twice")
+                seen.append(module)
+            found.append(modules)
+        return found[0], found[1]
+
+    def _inline(self, value: object, known: set[str], place: Place) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._doc.wrong(place, f"{place.key} must be a table with a reason, as in {{…, reason = …}}")
+        self._doc.known_inline(value, known, place)
         return value
 
-    def _text(self, table: Mapping[str, Any], name: str, key: str, number: int = 0) -> str:
-        value = table.get(key)
-        if not isinstance(value, str) or not value.strip():
-            what = "is missing" if key not in table else f"must be text, not {value!r}"
-            raise self._wrong(name, key, f"{key} {what}", number)
-        return value
+    def _name(self, text: str, place: Place) -> str:
+        if not _NAME.fullmatch(text):
+            raise self._doc.wrong(place, f"{text!r} is no package name")
+        return canonicalize_name(text)
 
-    def _texts(self, table: Mapping[str, Any], name: str, key: str, number: int = 0) -> tuple[str, ...]:
-        value = table.get(key)
-        if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-            raise self._wrong(name, key, f"{key} must be a list of names", number)
-        return tuple(value)
+    def _names(self, table: Mapping[str, Any], place: Place) -> tuple[str, ...]:
+        return tuple(self._name(name, place) for name in self._doc.texts(table, place))
 
-    def _known(self, table: Mapping[str, Any], known: set[str], name: str, number: int = 0) -> None:
-        for key in table:
-            if key not in known:
-                message = f"unknown key {key!r}; {errors.nearest(key, sorted(known))}"
-                raise self._wrong(name, key, message, number)
+    def _specifier(self, text: str, place: Place) -> str:
+        """``2.13.0+cpu`` and ``13.0.*`` ask for just that, ``>=13.2`` for a range, ``*`` for any."""
+        if text.strip() == "*":
+            return ""
+        try:
+            Version(text)
+        except InvalidVersion:
+            exact = re.fullmatch(r"\s*[\w.!+]+\.\*\s*", text) is not None
+        else:
+            exact = True
+        try:
+            return str(SpecifierSet(f"=={text.strip()}" if exact else text))
+        except InvalidSpecifier as error:
+            message = f'{place.key}: {text!r} is neither a version as in "2.13.0+cpu" nor a range as in ">=13.2"'
+            raise self._doc.wrong(place, message) from error
 
-    def _wrong(self, table: str, key: str, message: str, number: int = 0) -> errors.UsageError:
-        return _error(self._path, self._line(table, key, number), message)
-
-    def _line(self, table: str, key: str, number: int) -> int:
-        """The line of a key, or else of its table, or else of the file. TOML's reader does not keep lines."""
-        current, seen, table_line = "", -1, 1
-        for line_number, line in enumerate(self._lines, start=1):
-            header = re.match(r"\s*\[\[?\s*[\"']?([^\]\"']*?)[\"']?\s*\]\]?\s*(?:#.*)?$", line)
-            if header:
-                current = header[1]
-                if current == (table or key):
-                    seen += 1
-                    if seen == number:
-                        table_line = line_number
-                        if not table:
-                            return line_number
-                continue
-            inside = current == table and (not table or seen == number)
-            if inside and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*(?:=|\.)", line):
-                return line_number
-        return table_line
+    def _url(self, text: str, schemes: set[str], place: Place) -> str:
+        try:
+            parts = urlsplit(text)
+            user = parts.username if parts.scheme != "ssh" else None
+        except ValueError:
+            parts, user = urlsplit(""), None
+        if parts.scheme not in schemes or user is not None or parts.password is not None or re.search(r"\s", text):
+            kinds = ", ".join(sorted(schemes))
+            message = f"{text if user is None and '@' not in text else 'the URL'} is no URL of the kinds {kinds}"
+            raise self._doc.wrong(place, f"{message} without a user name (credentials belong in ~/.netrc)")
+        return text

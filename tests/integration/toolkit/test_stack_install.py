@@ -1,353 +1,290 @@
-"""The installer against a real package index on loopback: small wheels, real pip, real processes."""
+"""From a stack file to an environment: a real package index on loopback, small wheels, the real uv, real processes."""
 
-import base64
-import hashlib
-import json
 import os
-import signal
 import subprocess
-import sys
-import threading
-import time
-import zipfile
-from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, unquote
 
-import psutil
 import pytest
+from tests.integration.toolkit.local_index import LocalIndex, make_wheel, serving
+from tests.integration.toolkit.stack_home import TORCH_CPU, Home, record_of, torch_cuda
 
 from sm120 import config, errors, files
-from sm120.console import Console
-from sm120.stack import Environment, Stack, ensure_environment
-from sm120.stack.spec import parse
-from sm120.state import State
-
-TORCH_CPU = {
-    "torch/__init__.py": "from torch.version import __version__",
-    "torch/version.py": "__version__ = 'x'\ncuda = None\n",
-}
-TORCH_CUDA = {**TORCH_CPU, "torch/version.py": "__version__ = 'x'\ncuda: str | None = '13.0'\n"}
-
-
-def make_wheel(
-    folder: Path, name: str, version: str, content: dict[str, str] | None = None, requires: tuple[str, ...] = ()
-) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    metadata += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
-    members = {
-        **({f"{name}/__init__.py": f"__version__ = {version!r}\n"} if content is None else content),
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = ""
-    for path, text in members.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{path},sha256={digest},{len(text.encode())}\n"
-    wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in members.items():
-            archive.writestr(path, text)
-        archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
-    return wheel
-
-
-class Index:
-    """A PEP 503 index over a folder of wheels, on loopback."""
-
-    def __init__(self, root: Path) -> None:
-        self.files = root / "files"
-        self.files.mkdir(parents=True)
-        self.hashes = True
-        self.requests: list[str] = []
-        self.stall = threading.Event()  # set: a wheel's second half never comes
-        self.stop = threading.Event()
-        index = self
-
-        class Handler(SimpleHTTPRequestHandler):
-            def do_GET(self) -> None:
-                index.answer(self)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}/simple/"
-
-    def answer(self, request: SimpleHTTPRequestHandler) -> None:
-        self.requests.append(request.path)
-        _, kind, name, *_ = [*unquote(request.path).split("/"), ""]
-        if kind == "files":
-            data, content_type = (self.files / name).read_bytes(), "application/octet-stream"
-        else:
-            wheels = [
-                w for w in sorted(self.files.glob("*.whl")) if w.name.split("-")[0].replace("_", "-").lower() == name
-            ]
-            if not wheels:
-                request.send_error(404)
-                return
-            links = (self._link(wheel) for wheel in wheels)
-            data, content_type = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>".encode(), "text/html"
-        request.send_response(200)
-        request.send_header("Content-Type", content_type)
-        request.send_header("Content-Length", str(len(data)))
-        request.end_headers()
-        if kind == "files" and self.stall.is_set():
-            request.wfile.write(data[: len(data) // 2])
-            request.wfile.flush()
-            self.stop.wait(120)
-            return
-        request.wfile.write(data)
-
-    def _link(self, wheel: Path) -> str:
-        digest = f"#sha256={files.sha256(wheel)}" if self.hashes else ""
-        return f'<a href="/files/{quote(wheel.name)}{digest}">{wheel.name}</a>'
-
-    def close(self) -> None:
-        self.stop.set()
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+from sm120.stack import Environment, look
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[Index]:
-    made = Index(tmp_path / "index")
-    yield made
-    made.close()
+def index(tmp_path: Path) -> Iterator[LocalIndex]:
+    with serving(tmp_path / "index") as made:
+        yield made
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[Index]:
-    made = Index(tmp_path / "other")
-    yield made
-    made.close()
+def other(tmp_path: Path) -> Iterator[LocalIndex]:
+    with serving(tmp_path / "other") as made:
+        yield made
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of the toolkit, and a machine whose pip is configured by the test alone."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("SM120_HOME", str(tmp_path / "a home"))
-    return tmp_path / "a home"
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: LocalIndex) -> Home:
+    made = Home.make(tmp_path, monkeypatch)
+    made.configure_pip(f"index-url = {index.url}")
+    return made
 
 
-@pytest.fixture
-def pip_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path) -> Callable[[str], None]:
-    """Writes the machine's pip.conf."""
-    path = tmp_path / "pip.conf"
-
-    def write(text: str) -> None:
-        path.write_text("[global]\n" + text)
-        monkeypatch.setenv("PIP_CONFIG_FILE", str(path))
-
-    assert home.parent == tmp_path
-    return write
-
-
-def make_stack(packages: str, imports: str = "", tail: str = "", python: str = ">=3.11") -> Stack:
-    prove = f"[prove]\nimports = [{imports}]\n" if imports else ""
-    head = f'schema = 1\nsummary = "s"\npython = "{python}"\ndisk-mb = 1\n[packages]\n'
-    return parse(f"{head}{packages}\n{prove}{tail}", Path("mine.toml"))
-
-
-def ensure(stack: Stack) -> Environment:
-    return ensure_environment(stack, State.resolve(), Console.current())
-
-
-def lock_of(environment: Environment) -> dict[str, dict[str, str]]:
-    content = json.loads(environment.lock.read_text())
-    return {d["name"]: d for d in content["distributions"]}
-
-
-def everything_written(home: Path) -> str:
-    texts = [
-        p.read_text("utf-8", "replace")
-        for p in home.rglob("*")
-        if p.is_file() and p.suffix in {".json", ".jsonl", ".log"}
-    ]
-    return "\n".join(texts)
-
-
-def test_install_records_version_url_and_hash_and_a_second_call_does_nothing(
-    index: Index, pip_config: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+def test_install_records_what_it_did_and_a_second_call_does_nothing(
+    index: LocalIndex, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = make_wheel(index.files, "torch", "2.13.0+cpu", TORCH_CPU, requires=("leaf>=1",))
-    leaf = make_wheel(index.files, "leaf", "1.5")
-    make_wheel(index.files, "torch", "2.14.0+cpu", TORCH_CPU)
-    pip_config(f"index-url = {index.url}\n")
-    stack = make_stack('torch = "2.13.0+cpu"', imports='"torch", "leaf"')
+    torch = index.wheel("torch", "2.13.0+cpu", content=TORCH_CPU, requires=("leaf>=1",))
+    leaf = index.wheel("leaf", "1.5")
+    index.wheel("torch", "2.14.0+cpu", content=TORCH_CPU)
+    stack = home.stack('torch = "2.13.0+cpu"', imports='"torch", "leaf"')
 
-    made = ensure(stack)
+    made = home.ensure(stack)
     assert made.fresh
-    lock = lock_of(made)
-    assert sorted(lock) == ["leaf", "torch"]
-    assert lock["torch"]["version"] == "2.13.0+cpu"
-    assert lock["torch"]["sha256"] == files.sha256(torch)
-    assert lock["leaf"]["sha256"] == files.sha256(leaf)
-    assert lock["leaf"]["url"].endswith("/files/leaf-1.5-py3-none-any.whl")
-    done = subprocess.run([made.python, "-c", "import torch, leaf"], check=True)
-    assert done.returncode == 0
-    assert "proved" in json.loads(made.lock.read_text())
+    record = record_of(made)
+    found = {d["name"]: d for d in record["distributions"]}
+    assert sorted(found) == ["leaf", "torch"]
+    assert found["torch"]["version"] == "2.13.0+cpu"
+    assert found["torch"]["sha256"] == files.sha256(torch)
+    assert found["leaf"]["sha256"] == files.sha256(leaf)
+    assert found["leaf"]["url"] == index.file_url(leaf)
+    assert [(p["module"], p["outcome"], p["detail"]) for p in record["proved"]] == [
+        ("torch", "OK", "2.13.0+cpu"),
+        ("leaf", "OK", "1.5"),
+    ]
+    assert made.fingerprint == home.lock().fingerprint
+    assert subprocess.run([made.python, "-c", "import torch, leaf"], check=True).returncode == 0
 
     def refuse(*_: object, **__: object) -> None:
         pytest.fail("a second call starts nothing")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    before = sorted(State.resolve().runs.iterdir())
-    again = ensure(stack)
+    before, asked = sorted(home.state.runs.iterdir()), len(index.requests)
+    again = home.ensure(stack)
     assert not again.fresh
     assert again.fingerprint == made.fingerprint
-    assert sorted(State.resolve().runs.iterdir()) == before
+    assert sorted(home.state.runs.iterdir()) == before
+    assert len(index.requests) == asked
+
+
+def test_an_environment_owns_its_files(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4", padding=10_000)
+    made = home.ensure(home.stack('numpy = "2.4"'))
+    folder = made.python.parents[1]
+    installed = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(installed) > 5
+    assert [path for path in installed if path.stat().st_nlink > 1] == []
+    assert not list(folder.glob(".sm120-install*"))
+    assert not list(folder.rglob("direct_url.json"))
+
+
+def test_an_existing_lock_is_installed_and_not_resolved_again(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4", requires=("leaf",))
+    index.wheel("leaf", "1.0")
+    stack = home.stack('numpy = "2.4"')
+    made = home.ensure(stack)
+    index.wheel("leaf", "2.0")
+    made.lock.unlink()
+    index.requests.clear()
+    again = home.ensure(stack)
+    assert again.fresh
+    assert again.fingerprint == made.fingerprint
+    assert index.requests == []
+
+
+def test_a_damaged_lock_is_one_error(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4")
+    stack = home.stack('numpy = "2.4"')
+    home.ensure(stack)
+    path = home.state.lock_file("mine")
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(errors.UsageError, match="not a lock that can be used") as raised:
+        home.ensure(stack)
+    assert "--lock" in (raised.value.remedy or "")
+
+
+def test_a_lock_for_another_python_is_made_anew(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4")
+    stack = home.stack('numpy = "2.4"')
+    home.ensure(stack).lock.unlink()
+    path = home.state.lock_file("mine")
+    python = home.lock().python
+    path.write_text(path.read_text().replace(f'python = "{python}"', 'python = "3.99"'))
+    assert home.lock().python == "3.99"
+    assert home.ensure(stack).fresh
+    assert home.lock().python == python
 
 
 def test_constraints_and_extra_index_of_the_machine_are_honoured(
-    index: Index, other: Index, pip_config: Callable[[str], None], tmp_path: Path
+    index: LocalIndex, other: LocalIndex, home: Home, tmp_path: Path
 ) -> None:
-    make_wheel(index.files, "numpy", "2.4", requires=("leaf",))
+    index.wheel("numpy", "2.4", requires=("leaf",))
     for version in ("1.0", "2.0"):
-        make_wheel(other.files, "leaf", version)
+        other.wheel("leaf", version)
     (tmp_path / "constraints.txt").write_text("leaf<2\n")
-    pip_config(f"index-url = {index.url}\nextra-index-url = {other.url}\nconstraint = {tmp_path / 'constraints.txt'}\n")
-    assert lock_of(ensure(make_stack('numpy = "2.4"')))["leaf"]["version"] == "1.0"
+    home.configure_pip(
+        f"index-url = {index.url}\nextra-index-url = {other.url}\nconstraint = {tmp_path / 'constraints.txt'}"
+    )
+    home.ensure(home.stack('numpy = "2.4"'))
+    assert {file.name: file.version for file in home.lock().files}["leaf"] == "1.0"
 
 
-def test_find_links_and_no_index_of_the_machine_are_honoured(pip_config: Callable[[str], None], tmp_path: Path) -> None:
-    wheel = make_wheel(tmp_path / "wheels", "torch", "2.13.0+cpu", TORCH_CPU)
-    pip_config(f"no-index = true\nfind-links = {tmp_path / 'wheels'}\n")
-    torch = lock_of(ensure(make_stack('torch = "2.13.0+cpu"')))["torch"]
-    assert torch["sha256"] == files.sha256(wheel)
-    assert torch["url"].startswith("file://")
+def test_find_links_and_no_index_of_the_machine_are_honoured(home: Home, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "torch", "2.13.0+cpu", content=TORCH_CPU)
+    home.configure_pip(f"no-index = true\nfind-links = {tmp_path / 'wheels'}")
+    home.ensure(home.stack('torch = "2.13.0+cpu"'))
+    (torch,) = home.lock().files
+    assert torch.sha256 == files.sha256(wheel)
+    assert torch.url.startswith("file://")
+    assert wheel.exists()
 
 
-def test_index_without_hashes(index: Index, pip_config: Callable[[str], None]) -> None:
+def test_an_index_without_hashes_sends_each_wheel_once(index: LocalIndex, home: Home) -> None:
     index.hashes = False
-    wheel = make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url}\n")
-    assert lock_of(ensure(make_stack('numpy = "2.4"')))["numpy"]["sha256"] == files.sha256(wheel)
+    wheel = index.wheel("numpy", "2.4", padding=100_000)
+    home.ensure(home.stack('numpy = "2.4"'))
+    (numpy,) = home.lock().files
+    assert numpy.sha256 == files.sha256(wheel)
+    assert len(index.downloads(wheel)) == 1
 
 
 def test_variables_that_send_packages_elsewhere_do_not(
-    index: Index, pip_config: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: LocalIndex, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url}\nuser = true\n")
-    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
+    index.wheel("numpy", "2.4")
+    elsewhere = str(tmp_path / "elsewhere")
+    for name in ("PIP_TARGET", "UV_TARGET", "UV_PREFIX", "UV_CACHE_DIR", "VIRTUAL_ENV", "PYTHONPATH"):
+        monkeypatch.setenv(name, elsewhere)
     monkeypatch.setenv("PIP_DRY_RUN", "1")
-    made = ensure(make_stack('numpy = "2.4"', imports='"numpy"'))
+    monkeypatch.setenv("UV_LINK_MODE", "symlink")
+    made = home.ensure(home.stack('numpy = "2.4"', imports='"numpy"'))
     assert made.fresh
-    assert not (tmp_path / "elsewhere").exists()
+    assert not Path(elsewhere).exists()
 
 
-def test_password_of_an_index_is_written_nowhere(index: Index, pip_config: Callable[[str], None], home: Path) -> None:
-    make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url.replace('http://', 'http://someone:battery-staple@')}\n")
-    made = ensure(make_stack('numpy = "2.4"'))
-    assert "battery-staple" not in lock_of(made)["numpy"]["url"]
-    assert "battery-staple" not in everything_written(home)
+def test_password_of_an_index_is_written_nowhere(index: LocalIndex, home: Home) -> None:
+    index.user = ("someone", "battery-staple")
+    index.wheel("numpy", "2.4")
+    home.configure_pip(f"index-url = {index.url_with('someone', 'battery-staple')}")
+    home.ensure(home.stack('numpy = "2.4"'))
+    written = home.everything_written()
+    assert "numpy" in written
+    assert "battery-staple" not in written
+    assert "someone" not in written
 
 
-def test_cuda_build_of_torch_is_not_taken(index: Index, pip_config: Callable[[str], None], home: Path) -> None:
-    for version in ("2.13.0+cu130", "2.13.0", "2.14.0"):
-        make_wheel(index.files, "torch", version, TORCH_CUDA)
-    pip_config(f"index-url = {index.url}\n")
-    with pytest.raises(errors.PreflightError, match=r"no configured package index has torch==2\.13\.0\+cpu"):
-        ensure(make_stack('torch = "2.13.0+cpu"'))
-    assert not any("/files/" in path for path in index.requests)
-    assert not list(home.glob(".sm120/env/mine/*lock*"))
-
-
-def test_mislabelled_torch_is_refused_and_not_used_later(index: Index, pip_config: Callable[[str], None]) -> None:
-    make_wheel(index.files, "torch", "2.13.0+cpu", TORCH_CUDA)
-    pip_config(f"index-url = {index.url}\n")
+def test_a_mislabelled_torch_is_refused_and_not_used_later(index: LocalIndex, home: Home) -> None:
+    index.wheel("torch", "2.13.0+cpu", content=torch_cuda("2.13.0+cpu"))
+    stack = home.stack('torch = "2.13.0+cpu"')
     for _ in range(2):
         with pytest.raises(errors.BinaryError, match="cu130 build"):
-            ensure(make_stack('torch = "2.13.0+cpu"'))
+            home.ensure(stack)
+    found, why = look(stack, home.state)
+    assert found is None
+    assert why == "its installation was not finished"
 
 
-FALLBACK = '[[index]]\nurl = "{url}"\npackages = ["torch"]\nreason = "no other has it"\n'
+def test_a_torch_without_code_for_these_cards_is_refused(index: LocalIndex, home: Home) -> None:
+    index.wheel("torch", "2.13.0+cu130", content=torch_cuda("2.13.0+cu130", architectures="sm_80 sm_90"))
+    with pytest.raises(errors.BinaryError, match=r"no code for compute capability 12\.x, only for sm_80, sm_90"):
+        home.ensure(home.stack('torch = "2.13.0+cu130"', imports='"torch"'))
 
 
-def test_stacks_own_index_is_asked_for_its_package_alone_and_only_when_needed(
-    index: Index, other: Index, pip_config: Callable[[str], None]
-) -> None:
-    make_wheel(index.files, "torch", "2.13.0", TORCH_CUDA)
-    make_wheel(index.files, "numpy", "2.4", requires=("torch>=2",))
-    wheel = make_wheel(other.files, "torch", "2.13.0+cpu", TORCH_CPU)
-    make_wheel(other.files, "numpy", "2.4", {"numpy/__init__.py": "raise ImportError('from the wrong index')"})
-    pip_config(f"index-url = {index.url}\n")
-    stack = make_stack('torch = "2.13.0+cpu"\nnumpy = "2.4"', imports='"numpy"', tail=FALLBACK.format(url=other.url))
-    made = ensure(stack)
-    assert lock_of(made)["torch"]["sha256"] == files.sha256(wheel)
-    assert other.url in json.loads(made.lock.read_text())["source"]
-    assert not [path for path in other.requests if "numpy" in path]
-
-    other.requests.clear()
-    make_wheel(index.files, "torch", "2.13.0+cpu", TORCH_CPU)
-    made.lock.unlink()
-    assert lock_of(ensure(stack))["torch"]["url"].startswith(index.url.removesuffix("simple/"))
-    assert other.requests == []
+def test_a_wheel_whose_metadata_lie_is_refused(index: LocalIndex, home: Home) -> None:
+    stack = home.stack('numpy = "2.4"')
+    wheel = index.wheel("numpy", "2.4", says="2.5")
+    home.write_lock(stack, {wheel: index.file_url(wheel)})
+    with pytest.raises(errors.ToolkitError, match=r"numpy|2\.5") as raised:
+        home.ensure(stack)
+    assert raised.value.exit_code in {10, 13}
+    assert look(stack, home.state)[0] is None
 
 
-def test_constraint_for_the_package_that_is_missing(
-    index: Index, other: Index, pip_config: Callable[[str], None], tmp_path: Path
-) -> None:
-    make_wheel(index.files, "torch", "2.13.0", TORCH_CUDA)
-    wheel = make_wheel(other.files, "torch", "2.13.0+cpu", TORCH_CPU)
-    constraints = tmp_path / "constraints.txt"
-    constraints.write_text("torch<=2.14.1\n")
-    pip_config(f"index-url = {index.url}\nconstraint = {constraints}\n")
-    with pytest.raises(errors.PreflightError, match=r"within pip's own constraint torch<=2\.14\.1"):
-        ensure(make_stack('torch = "2.13.0+cpu"'))
-    stack = make_stack('torch = "2.13.0+cpu"', tail=FALLBACK.format(url=other.url))
-    assert lock_of(ensure(stack))["torch"]["sha256"] == files.sha256(wheel)
-
-    constraints.write_text("torch<2.10\n")
-    with pytest.raises(errors.PreflightError, match=r"is not to be had.*constraint torch<2\.10"):
-        ensure(make_stack('torch = "2.13.0+cpu"', tail=FALLBACK.format(url=other.url), python=">=3.10"))
+def test_a_wheel_that_is_corrupted_on_its_way_is_refused(index: LocalIndex, home: Home) -> None:
+    stack = home.stack('numpy = "2.4"')
+    wheel = index.wheel("numpy", "2.4", padding=10_000)
+    lock = home.write_lock(stack, {wheel: index.file_url(wheel)})
+    index.faults[wheel.name] = "corrupt"
+    with pytest.raises(errors.BinaryError, match=f"expected SHA-256 {lock.files[0].sha256}, found") as raised:
+        home.ensure(stack)
+    assert raised.value.exit_code == 13
+    assert len(index.downloads(wheel)) == 2
+    assert look(stack, home.state)[0] is None
+    del index.faults[wheel.name]
+    assert home.ensure(stack).fresh
 
 
-def test_neither_has_it(index: Index, other: Index, pip_config: Callable[[str], None]) -> None:
-    pip_config(f"index-url = {index.url}\n")
-    stack = make_stack('torch = "2.13.0+cpu"', tail=FALLBACK.format(url=other.url))
-    with pytest.raises(errors.PreflightError, match="is not to be had") as raised:
-        ensure(stack)
-    assert other.url in raised.value.message
-    assert "find-links" in (raised.value.remedy or "")
+def test_a_wheel_that_is_gone_says_how_to_resolve_anew(index: LocalIndex, home: Home) -> None:
+    stack = home.stack('numpy = "2.4"')
+    wheel = index.wheel("numpy", "2.4")
+    home.write_lock(stack, {wheel: index.file_url(wheel)})
+    index.faults[wheel.name] = "gone"
+    with pytest.raises(errors.PreflightError, match="is gone from") as raised:
+        home.ensure(stack)
+    assert "--lock" in (raised.value.remedy or "")
 
 
-def test_no_network(pip_config: Callable[[str], None]) -> None:
-    pip_config("index-url = http://127.0.0.1:9/simple/\nretries = 1\n")
-    with pytest.raises(errors.PreflightError, match="no package index could be reached") as raised:
-        ensure(make_stack('numpy = "2.4"'))
+def test_a_wheel_that_changed_in_the_store_is_refused(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4")
+    stack = home.stack('numpy = "2.4"')
+    home.ensure(stack).lock.unlink()
+    (file,) = home.lock().files
+    home.store().path(file).write_bytes(b"other")
+    with pytest.raises(errors.BinaryError, match="has changed") as raised:
+        home.ensure(stack)
+    assert (raised.value.remedy or "").startswith("rm ")
+    home.store().path(file).unlink()
+    assert home.ensure(stack).fresh
+
+
+def test_what_comes_last_is_installed_last(index: LocalIndex, home: Home) -> None:
+    """Two packages that write one file: the one that is named last wins, whatever order they are installed in."""
+    shared = "both/shared.py"
+    index.wheel("libs-cu13", "1.0", content={shared: "who = 'cu13'\n", "both/cu13.py": ""})
+    index.wheel("libs-base", "1.0", content={shared: "who = 'base'\n", "both/base.py": ""})
+    packages = 'libs-cu13 = "1.0"\nlibs-base = "1.0"'
+    for last in ('"libs-base", "libs-cu13"', '"libs-cu13", "libs-base"'):
+        made = home.ensure(home.stack(packages, tail=f'[[last]]\npackages = [{last}]\nreason = "one file"\n'))
+        done = subprocess.run(
+            [made.python, "-c", "import both.shared as s; print(s.who)"], capture_output=True, check=True
+        )
+        assert f"libs-{done.stdout.decode().strip()}" in last.split(", ")[1]
+
+
+def test_an_old_wheel_goes_when_no_lock_names_it(index: LocalIndex, home: Home) -> None:
+    for version in ("2.4", "2.5"):
+        index.wheel("numpy", version)
+    home.ensure(home.stack('numpy = "2.4"'))
+    (old,) = home.lock().files
+    assert home.store().has(old)
+    home.ensure(home.stack('numpy = "2.5"'))
+    assert not home.store().has(old)
+    assert home.store().has(home.lock().files[0])
+
+
+def test_no_network(home: Home) -> None:
+    home.configure_pip("index-url = http://127.0.0.1:9/simple/\nretries = 0")
+    with pytest.raises(errors.PreflightError) as raised:
+        home.ensure(home.stack('numpy = "2.4"'))
     assert raised.value.exit_code == 10
-    assert "PIP_NO_INDEX" in (raised.value.remedy or "")
-    assert Path(raised.value.where or "").is_file()
+    assert raised.value.remedy
 
 
-def test_no_space(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not home.exists()
+def test_no_space(index: LocalIndex, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not home.path.exists()
+    index.wheel("numpy", "2.4", padding=100_000)
     monkeypatch.setattr(files, "free_bytes", lambda _: 12345)
-    with pytest.raises(errors.PreflightError, match=r"needs 1000000 bytes in .*, 12345 are free"):
-        ensure(make_stack('numpy = "2.4"'))
+    with pytest.raises(errors.PreflightError, match=r"mine needs 1000000 bytes in .*, 12345 are free"):
+        home.ensure(home.stack('numpy = "2.4"'))
+    assert index.requests == []
+    monkeypatch.setattr(files, "free_bytes", lambda _: 1_050_000)
+    with pytest.raises(errors.PreflightError, match=r"needs 1\d{6} bytes \(\d+ of them for wheels\) in "):
+        home.ensure(home.stack('numpy = "2.4"'))
+    assert home.state.lock_file("mine").exists()
 
 
-def test_no_python_that_the_stack_has_wheels_for(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert not home.exists()
+def test_no_python_that_the_stack_has_wheels_for(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "bin" / "python3.29"
     fake.parent.mkdir()
     fake.write_text("#!/bin/sh\nexit 1\n")
@@ -356,139 +293,94 @@ def test_no_python_that_the_stack_has_wheels_for(home: Path, monkeypatch: pytest
     with pytest.raises(
         errors.PreflightError, match=r"needs a Python ==3\.29\.\*; .*python3\.29 is not one that starts"
     ):
-        ensure(make_stack('numpy = "2.4"', python="==3.29.*"))
+        home.ensure(home.stack('numpy = "2.4"', python="==3.29.*"))
 
 
-def test_a_module_that_does_not_import(index: Index, pip_config: Callable[[str], None]) -> None:
-    make_wheel(index.files, "numpy", "2.4", {"numpy/__init__.py": "raise ImportError('libmissing.so.1: not found')"})
-    pip_config(f"index-url = {index.url}\n")
-    with pytest.raises(errors.BinaryError, match=r"does not import: ImportError: libmissing\.so\.1"):
-        ensure(make_stack('numpy = "2.4"', imports='"numpy"'))
+def test_modules_that_do_not_import_are_all_named(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4", content={"numpy/__init__.py": "raise ImportError('libmissing.so.1: not found')"})
+    index.wheel("good", "1.0")
+    index.wheel("crash", "1.0", content={"crash/__init__.py": "import os\nos.kill(os.getpid(), 11)"})
+    packages = 'numpy = "2.4"\ngood = "1.0"\ncrash = "1.0"'
+    with pytest.raises(errors.BinaryError) as raised:
+        home.ensure(home.stack(packages, imports='"numpy", "good", "crash"'))
+    assert "numpy: ImportError: libmissing.so.1: not found; crash: ended by signal 11" in raised.value.message
+    assert "good" not in raised.value.message
+    assert Path(raised.value.where or "").is_file()
 
 
-@pytest.mark.parametrize("damage", ["removed", "added", "half a lock", "no python", "another pin"])
+NEEDS_DRIVER = "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')"
+
+
+def test_an_import_that_needs_the_driver_is_skipped_where_that_is_said(index: LocalIndex, home: Home) -> None:
+    index.wheel("kernel", "1.0", content={"kernel/__init__.py": NEEDS_DRIVER})
+    made = home.ensure(home.stack('kernel = "1.0"', tail='[prove]\nneeds-driver = ["kernel"]\n'))
+    assert [(p["module"], p["outcome"]) for p in made.proofs] == [("kernel", "SKIPPED")]
+    with pytest.raises(errors.BinaryError, match=r"kernel: ImportError: libcuda\.so\.1"):
+        home.ensure(home.stack('kernel = "1.0"', tail='[prove]\nimports = ["kernel"]\n'))
+
+
+@pytest.mark.parametrize(
+    "damage", ["removed", "added", "half a record", "no python", "another pin", "another lock", "twice"]
+)
 def test_what_was_changed_is_made_again(
-    index: Index, pip_config: Callable[[str], None], damage: str, capsys: pytest.CaptureFixture[str]
+    index: LocalIndex, home: Home, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for version in ("2.4", "2.5"):
-        make_wheel(index.files, "numpy", version)
-    pip_config(f"index-url = {index.url}\n")
-    made = ensure(make_stack('numpy = "2.4"'))
+    wheels = {version: index.wheel("numpy", version) for version in ("2.4", "2.5")}
+
+    def install(version: str) -> Environment:
+        stack = home.stack(f'numpy = "{version}"')
+        home.write_lock(stack, {wheels[version]: index.file_url(wheels[version])})
+        return home.ensure(stack)
+
+    made = install("2.4")
     (info,) = made.lock.parent.glob("lib/*/site-packages/numpy-2.4.dist-info")
     version = "2.4"
     if damage == "removed":
         info.rename(info.with_name("elsewhere"))
     elif damage == "added":
         (info.parent / "extra-1.dist-info").mkdir()
-    elif damage == "half a lock":
+    elif damage == "twice":
+        (info.parent / "numpy-2.3.dist-info").mkdir()
+    elif damage == "half a record":
         made.lock.write_text(made.lock.read_text()[:100])
     elif damage == "no python":
         made.python.unlink()
+    elif damage == "another lock":
+        wheels["2.4"] = index.wheel("numpy", "2.4", padding=10)
     else:
         version = "2.5"
-    again = ensure(make_stack(f'numpy = "{version}"'))
+    again = install(version)
     assert again.fresh
-    assert lock_of(again)["numpy"]["version"] == version
+    assert {d["name"]: d["version"] for d in record_of(again)["distributions"]} == {"numpy": version}
     assert not (info.parent / "extra-1.dist-info").exists()
     assert "installing the stack mine (" in capsys.readouterr().out
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from sm120.console import Console
-from sm120.stack import ensure_environment
-from sm120.stack.spec import parse
-from sm120.state import State
-stack = parse(sys.stdin.read(), Path("mine.toml"))
-print(ensure_environment(stack, State.resolve(), Console.create()).fresh)
-"""
-STACK = 'schema = 1\nsummary = "s"\npython = ">=3.11"\ndisk-mb = 1\n[packages]\nnumpy = "2.4"\n'
+def test_without_its_lock_it_is_resolved_anew(index: LocalIndex, home: Home) -> None:
+    wheel = index.wheel("numpy", "2.4")
+    stack = home.stack('numpy = "2.4"')
+    home.write_lock(stack, {wheel: index.file_url(wheel)})
+    home.ensure(stack)
+    home.state.lock_file("mine").unlink()
+    assert look(stack, home.state) == (None, "its lock is gone")
+    assert home.ensure(stack).fresh
+    assert home.lock().sources != ("a test",)
 
 
-def start_program() -> "subprocess.Popen[str]":
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdin is not None
-    program.stdin.write(STACK)
-    program.stdin.close()
-    program.stdin = None
-    return program
+def test_a_lock_that_was_only_written_anew_is_no_change(index: LocalIndex, home: Home) -> None:
+    index.wheel("numpy", "2.4")
+    stack = home.stack('numpy = "2.4"')
+    home.ensure(stack)
+    path = home.state.lock_file("mine")
+    path.write_text(f"# a comment of the user's\n{path.read_text()}")
+    assert not home.ensure(stack).fresh
 
 
-def wait_for_download(index: Index) -> None:
-    deadline = time.monotonic() + 60
-    while not any("/files/" in path for path in index.requests) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_download_leaves_nothing_that_counts(
-    index: Index, pip_config: Callable[[str], None], home: Path, sign: signal.Signals
-) -> None:
-    make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url}\n")
-    index.stall.set()
-    program = start_program()
-    wait_for_download(index)
-    children = psutil.Process(program.pid).children(recursive=True)
-    program.send_signal(sign)
-    if sign == signal.SIGINT:
-        program.communicate(timeout=60)
-        assert not [child for child in children if child.is_running()]
-    else:  # without the task's handler it dies at once, and its pip lives on with the lock
-        program.communicate(timeout=60)
-        for child in children:
-            child.kill()
-    assert (home / ".sm120" / "env" / "mine").exists()
-    assert not list(home.rglob("sm120-lock.json"))
-
-    index.stall.clear()
-    made = ensure(parse(STACK, Path("mine.toml")))
-    assert made.fresh
-    assert sorted(lock_of(made)) == ["numpy"]
-
-
-def test_killed_toolkits_pip_still_holds_the_lock(index: Index, pip_config: Callable[[str], None], home: Path) -> None:
-    make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url}\n")
-    index.stall.set()
-    program = start_program()
-    wait_for_download(index)
-    children = psutil.Process(program.pid).children(recursive=True)
-    program.kill()
-    program.communicate(timeout=60)
-    lock = home / ".sm120" / "env" / "mine.lock"
-    with pytest.raises(errors.PreflightError, match="has held"), files.lock(lock, timeout=0.2):
-        pytest.fail("pip still writes into the environment")
-    for child in children:
-        child.kill()
-    index.stall.clear()
-    assert ensure(parse(STACK, Path("mine.toml"))).fresh
-
-
-def test_two_at_once_install_once(index: Index, pip_config: Callable[[str], None], home: Path) -> None:
-    make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url}\n")
-    programs = [start_program(), start_program()]
-    outputs = [program.communicate(timeout=120) for program in programs]
-    assert [program.returncode for program in programs] == [0, 0], outputs
-    assert sorted(out.split()[-1] for out, _ in outputs) == ["False", "True"]
-    assert len(list((home / "runs").iterdir())) == 1
-
-
-def test_moved_home_is_made_again(
-    index: Index, pip_config: Callable[[str], None], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_wheel(index.files, "numpy", "2.4")
-    pip_config(f"index-url = {index.url}\n")
-    ensure(make_stack('numpy = "2.4"'))
-    home.rename(home.with_name("moved"))
-    monkeypatch.setenv("SM120_HOME", str(home.with_name("moved")))
-    assert config.resolve({}).home == home.with_name("moved")
-    assert ensure(make_stack('numpy = "2.4"')).fresh
+def test_moved_home_is_made_again(index: LocalIndex, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    index.wheel("numpy", "2.4")
+    stack = home.stack('numpy = "2.4"')
+    home.ensure(stack)
+    home.path.rename(home.path.with_name("moved"))
+    monkeypatch.setenv("SM120_HOME", str(home.path.with_name("moved")))
+    assert config.resolve({}).home == home.path.with_name("moved")
+    assert home.ensure(stack).fresh

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from sm120 import errors
-from sm120.console import Console, clean, duration
+from sm120.console import Console, clean, duration, size
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +148,53 @@ def test_plain_progress_speaks_up_now_and_then_with_the_time_left(
         now += 1
         progress.advance()
     assert capsys.readouterr().out == "2/4 dense, 30.0 s left\n"
+
+
+def test_plain_progress_in_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with Console.create().progress(4_500_000_000, "wheels", in_bytes=True) as progress:
+        progress.advance(1_000_000_000)
+        now += 60
+        progress.advance(200_000_000, "torch.whl")
+        progress.expect(1_500_000_000)
+        now += 60
+        progress.advance(1_800_000_000)
+        now += 60
+        progress.advance(3_000_000_000)
+    assert capsys.readouterr().out.splitlines() == [
+        "1.2/4.5 GB torch.whl, 2 min 45 s left",
+        "3.0/6.0 GB torch.whl, 2 min 00 s left",
+        "6.0/6.0 GB torch.whl",
+    ]
+
+
+def test_progress_in_bytes_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Console.create().progress(2_000_000, "wheels", in_bytes=True) as progress:
+        progress.expect(2_000_000)
+        progress.advance(1_000_000, "[b]torch[/b]")
+    out = capsys.readouterr().out
+    assert "/4.0" in out
+    assert "[b]torch[/b]" in out
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (141_200_000, "141.2 MB"),
+        (999_950_000, "1.0 GB"),
+        (4_130_000_000, "4.1 GB"),
+        (2_000_000_000_000, "2000.0 GB"),
+    ],
+)
+def test_size(n: int, text: str) -> None:
+    assert size(n) == text
 
 
 def test_a_locale_without_unicode_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:

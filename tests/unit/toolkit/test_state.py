@@ -18,6 +18,21 @@ def test_resolve_reads_only(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_places_of_a_stack_are_all_below_the_state(tmp_path: Path) -> None:
+    state = State.resolve(settings(tmp_path))
+    root = tmp_path / ".sm120"
+    assert state.adopted("x") == root / "env" / "x.adopted.json"
+    assert state.lock_file("cpu") == root / "locks" / "pylock.cpu.toml"
+    assert state.wheels == root / "wheels"
+    assert state.cuda_home("cpu") == root / "cuda" / "cpu"
+    assert state.activation("cpu") == root / "activate" / "cpu.sh"
+    assert state.cache("cpu") == root / "cache" / "cpu"
+    assert state.stack_file("cpu") == root / "stacks" / "cpu.toml"
+    assert state.links == root / "links.json"
+    assert state.selected == root / "selected.json"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_prepare_twice(tmp_path: Path) -> None:
     state = State.resolve(settings(tmp_path))
     state.prepare()

@@ -1,0 +1,1 @@
+"""A CUDA toolkit made of wheels: a home of links that behaves like an installed one."""

@@ -1,0 +1,1 @@
+"""Wheels on this machine: downloaded, kept by their hash, mirrored."""

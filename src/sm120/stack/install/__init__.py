@@ -1,0 +1,1 @@
+"""From a lock to an environment that is proven; or one that exists, adopted."""
