@@ -20,12 +20,82 @@ def _help(*names: str, **own: str) -> dict[str, str]:
     return {name.replace("_", "-"): text for name, text in {**{name: HELP[name] for name in names}, **own}.items()}
 
 
-@task(auto_shortflags=False, help=_help("stack", "dry_run", "home", "json", "verbose"))
-def setup(
-    c: Context, stack: str = "cpu", dry_run: bool = False, home: str = "", json: bool = False, verbose: bool = False
+@task(
+    auto_shortflags=False,
+    help=_help(
+        "stack",
+        "home",
+        "json",
+        "verbose",
+        links="also check the links between the GPUs: peer copies, all-reduce, the fastest setting that is right",
+        facts="judge the facts in this file, saved on another machine, instead of this machine",
+        save="write this machine's facts to this file, to be judged elsewhere",
+    ),
+)
+def doctor(
+    c: Context,
+    links: bool = False,
+    facts: str = "",
+    save: str = "",
+    stack: str = "",
+    home: str = "",
+    json: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """Install a stack into an environment of its own and prove it."""
-    entry.run(c, "sm120.stack.command:setup", stack=stack, dry_run=dry_run, home=home, json=json, verbose=verbose)
+    """Judge this machine: driver, cards, links, toolchains, memory, environments. Changes nothing."""
+    entry.run(
+        c,
+        "sm120.host.command:doctor",
+        links=links,
+        facts=facts,
+        save=save,
+        stack=stack,
+        home=home,
+        json=json,
+        verbose=verbose,
+    )
+
+
+@task(
+    auto_shortflags=False,
+    help=_help(
+        "dry_run",
+        "home",
+        "json",
+        "verbose",
+        stack="a name in stacks/ or a TOML file (default: nightly with a card of compute capability 12.x, else cpu)",
+        lock="resolve and write the lock, and install nothing; with a lock there, take what is newest now",
+        mirror="also keep the lock and every wheel in this folder, so that --offline can rebuild the environment",
+        offline="install from such a folder, without any network",
+        adopt="register this Python, which has a stack installed already; it is proven and never changed",
+    ),
+)
+def setup(
+    c: Context,
+    stack: str = "",
+    lock: bool = False,
+    mirror: str = "",
+    offline: str = "",
+    adopt: str = "",
+    dry_run: bool = False,
+    home: str = "",
+    json: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Resolve a stack, lock it, install it into an environment of its own with a CUDA toolkit, and prove it."""
+    entry.run(
+        c,
+        "sm120.stack.command:setup",
+        stack=stack,
+        lock=lock,
+        mirror=mirror,
+        offline=offline,
+        adopt=adopt,
+        dry_run=dry_run,
+        home=home,
+        json=json,
+        verbose=verbose,
+    )
 
 
 @task(
@@ -146,13 +216,13 @@ def dev_format(c: Context, json: bool = False, verbose: bool = False) -> None:
 @task(
     name="bench",
     auto_shortflags=False,
-    help=_help("home", "json", "verbose", name="which benchmark: matrix"),
+    help=_help("home", "json", "verbose", name="which benchmark: matrix or setup"),
 )
 def dev_bench(c: Context, name: str, home: str = "", json: bool = False, verbose: bool = False) -> None:
-    """Measure the toolkit itself: ``dev.bench matrix``."""
+    """Measure the toolkit itself: ``dev.bench matrix``, ``dev.bench setup``."""
     entry.run(c, "sm120.dev.bench:bench", name=name, home=home, json=json, verbose=verbose)
 
 
 dev = Collection("dev", dev_test, dev_lint, dev_types, dev_format, dev_bench)
-namespace = Collection(setup, validate_backends, dev)
+namespace = Collection(doctor, setup, validate_backends, dev)
 namespace.add_task(dev_test, name="test")

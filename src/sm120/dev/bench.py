@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sm120 import errors
 from sm120.console import Console
-from sm120.dev import bench_matrix
+from sm120.dev import bench_matrix, bench_setup
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,10 @@ class Options:
     name: str = ""
 
 
-BENCHMARKS: dict[str, Benchmark] = {"matrix": Benchmark(bench_matrix.SUMMARY, bench_matrix.matrix)}
+BENCHMARKS: dict[str, Benchmark] = {
+    "matrix": Benchmark(bench_matrix.SUMMARY, bench_matrix.matrix),
+    "setup": Benchmark(bench_setup.SUMMARY, bench_setup.setup),
+}
 
 
 def bench(options: Options) -> None:

@@ -64,19 +64,24 @@ def perform(options: Options, site: Callable[[Console, State], Site | None]) -> 
 
 
 def _site(options: Options, console: Console, state: State) -> Site | None:
-    from sm120.stack import ensure_environment, load_stack
-    from sm120.stack.environment import look
+    from sm120.stack import ensure_environment, look, selected
 
-    stack = load_stack(options.stack or DEFAULT_STACK)
+    stack = options.stack or selected(state) or DEFAULT_STACK
     if options.dry_run or options.list:
         found, why = look(stack, state)
         if found is None:
-            console.info(f"the stack {stack.name} would be installed first ({why}); what runs is known after that")
-            console.info(f"to install it: scripts/inv setup --stack {options.stack or DEFAULT_STACK}")
+            console.info(f"the stack {stack} would be installed first ({why}); what runs is known after that")
+            console.info(f"to install it: scripts/inv setup --stack {stack}")
             return None
     environment = ensure_environment(stack, state, console)
     return Site(
-        door=lambda folder, workers: stack_door(environment.python, folder, device=options.device, workers=workers),
+        door=lambda folder, workers: stack_door(
+            environment.python,
+            folder,
+            device=options.device,
+            workers=workers,
+            variables=environment.variables,
+        ),
         stack=environment.fingerprint,
     )
 

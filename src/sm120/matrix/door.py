@@ -33,10 +33,18 @@ class Door:
         return Worker(self.argv, env={**os.environ, **self.env}, cwd=self.folder, log=log, limits=self.limits)
 
 
-def stack_door(python: Path, folder: Path, *, device: str | None = None, workers: int = 2) -> Door:
+def stack_door(
+    python: Path,
+    folder: Path,
+    *,
+    device: str | None = None,
+    workers: int = 2,
+    variables: Mapping[str, str] | None = None,
+) -> Door:
     """The real door: the stack's Python runs ``sm120_cells.worker`` from this toolkit's source.
 
     ``workers`` of them compute at the same time, so each gets its share of the processors, unless the user decided.
+    ``variables`` are the stack's own: its CUDA home, its caches, its architecture.
     """
     threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
     shares = {} if "OMP_NUM_THREADS" in os.environ else dict.fromkeys(_THREAD_VARIABLES, threads)
@@ -44,6 +52,7 @@ def stack_door(python: Path, folder: Path, *, device: str | None = None, workers
         argv=(str(python), "-m", "sm120_cells.worker", *(() if device is None else ("--device", device))),
         folder=folder,
         env={
+            **(variables or {}),
             "PYTHONPATH": str(_SOURCE),
             "PYTHONSAFEPATH": "1",  # the run folder must not shadow a module
             "PYTHONNOUSERSITE": "1",
