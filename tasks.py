@@ -223,6 +223,21 @@ def dev_bench(c: Context, name: str, home: str = "", json: bool = False, verbose
     entry.run(c, "sm120.dev.bench:bench", name=name, home=home, json=json, verbose=verbose)
 
 
-dev = Collection("dev", dev_test, dev_lint, dev_types, dev_format, dev_bench)
+@task(
+    name="patches",
+    auto_shortflags=False,
+    help=_help(
+        "json",
+        "verbose",
+        repository="a git repository that holds SGLang's history; nothing is checked out",
+        since="versions of the build files since this date (default: 2025-09-01)",
+    ),
+)
+def dev_patches(c: Context, repository: str = "", since: str = "", json: bool = False, verbose: bool = False) -> None:
+    """Try the patches on every version of the build files in a repository's history."""
+    entry.run(c, "sm120.dev.patches:patches", repository=repository, since=since, json=json, verbose=verbose)
+
+
+dev = Collection("dev", dev_test, dev_lint, dev_types, dev_format, dev_bench, dev_patches)
 namespace = Collection(doctor, setup, validate_backends, dev)
 namespace.add_task(dev_test, name="test")

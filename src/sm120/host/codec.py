@@ -12,10 +12,13 @@ from typing import Any, NoReturn
 
 from sm120 import errors, files
 from sm120.errors import UsageError
-from sm120.host.facts import SCHEMA, Facts
+from sm120.host.facts import SCHEMA, Disk, Environment, Facts, Gpu, Pair, Tool, Toolkit
 
 LIMIT = 16 * 2**20  # bytes; a machine with many environments makes less than one MiB
 _LARGEST = 2**63  # whole numbers stay below it; a hostile one must not slow arithmetic down
+_LONGEST = 2**17  # characters of one text: Linux gives no variable more bytes
+# What rules compare with each other, and how many of these the largest machine could have: work grows with the square.
+_MOST: Mapping[object, int] = {Gpu: 64, Pair: 64 * 63 // 2, Disk: 64, Tool: 64, Toolkit: 64, Environment: 64}
 _REMEDY = "scripts/inv doctor --save FILE writes a facts file on the machine to be judged"
 
 
@@ -113,6 +116,9 @@ class _Reader:
         if not isinstance(value, list):
             self._wrong(place, "a list", value)
         if args[-1] is Ellipsis:
+            most = _MOST.get(args[0])
+            if most is not None and len(value) > most:
+                self._wrong(place, f"a list of {most} at most", value)
             return tuple(self.read(item, args[0], f"{place}[{i}]") for i, item in enumerate(value))
         if len(value) != len(args):
             self._wrong(place, f"a list of {len(args)}", value)
@@ -145,6 +151,8 @@ class _Reader:
 
     def _scalar(self, value: object, wanted: Any, place: str) -> object:
         if wanted is str and isinstance(value, str):
+            if len(value) > _LONGEST:
+                self._fail(f"{place} has {len(value)} characters; a text has {_LONGEST} at most")
             return value
         if wanted is bool and isinstance(value, bool):
             return value

@@ -1,5 +1,7 @@
 """``doctor``: what this machine is, what is wrong with it, and what to type next. Changes nothing."""
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +57,7 @@ def _check(options: Options) -> None:
         raise errors.UsageError(
             "--stack says which stack checks the links, so it needs --links", remedy="add --links, or leave it out"
         )
-    if options.save is not None and options.save.exists():
+    if options.save is not None and os.path.lexists(options.save):  # a dead link is not ours to replace either
         try:
             load_facts(options.save)
         except errors.UsageError as error:
@@ -89,12 +91,11 @@ def _examine(options: Options, state: State, console: Console, run: Run | None) 
     if options.facts is not None:
         console.info(f"facts of {facts.collected}, from {options.facts}")
     show.picture(facts, console)
-    if options.save is not None:
-        files.write_json_atomic(options.save, plain)
-        console.info(f"the facts are in {options.save}; elsewhere: scripts/inv doctor --facts {options.save.name}")
     found = show.ordered(judge(facts))
     document: dict[str, object] = {"schema": SCHEMA, "facts": plain}
-    try:  # what was found so far is shown and kept, however the check of the links ends
+    try:  # what was found so far is shown and kept, however saving and the check of the links end
+        if options.save is not None:
+            _save(options.save, plain, console)
         if options.links and run is not None:
             from sm120.host import links
 
@@ -107,6 +108,15 @@ def _examine(options: Options, state: State, console: Console, run: Run | None) 
         show.findings(found, console)
         console.result({**document, **show.counts(found)})
     return found
+
+
+def _save(path: Path, plain: object, console: Console) -> None:
+    try:
+        files.write_json_atomic(path.resolve(), plain)  # a link stays one
+    except errors.PreflightError as error:
+        remedy = "name a file in a folder that can be written, and has room: --save FILE"
+        raise errors.PreflightError(f"--save: {error.message}", where=error.where, remedy=remedy) from error
+    console.info(f"the facts are in {path}; elsewhere: scripts/inv doctor --facts {shlex.quote(path.name)}")
 
 
 def _facts(options: Options, state: State, console: Console) -> Facts:

@@ -1,5 +1,6 @@
 """``setup``: resolve a stack, lock it, install it and prove it; keep a mirror of it, or take it from one."""
 
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def _refuse_adopted(options: Options, name: str, state: State) -> None:
         raise errors.UsageError(
             f"{name} is an adopted interpreter: it has no lock and no wheels",
             where=str(state.adopted(name)),
-            remedy=f"to set up the stack {name} itself: rm {state.adopted(name)}",
+            remedy=f"to set up the stack {name} itself: rm {shlex.quote(str(state.adopted(name)))}",
         )
 
 
@@ -122,7 +123,7 @@ def _offline(options: Options, folder: Path, state: State, console: Console) -> 
         raise errors.UsageError(
             f"{stack.name} is an adopted interpreter here",
             where=str(state.adopted(stack.name)),
-            remedy=f"to set up the stack {stack.name} itself: rm {state.adopted(stack.name)}",
+            remedy=f"to set up the stack {stack.name} itself: rm {shlex.quote(str(state.adopted(stack.name)))}",
         )
     if options.dry_run:
         plan.show(plan.offline(stack, mirror.lock, folder, state), console)
@@ -214,7 +215,7 @@ def _mirror(folder: Path, stack: Stack, state: State, console: Console) -> dict[
     console.info(
         f"{folder} holds {len(lock.files)} wheels, {added} of them new; to install from it, without a network:"
     )
-    console.info(f"  scripts/inv setup --offline {folder}")
+    console.info(f"  scripts/inv setup --offline {shlex.quote(str(folder))}")
     return {"folder": str(folder.absolute()), "wheels": len(lock.files), "added": added}
 
 
@@ -263,7 +264,7 @@ def _report(environment: Environment, state: State, console: Console, seconds: f
         console.info(f"the stack {name} is ready in {place}: nothing to do ({seconds:.3f} s)")
     activation = state.activation(name)
     if activation.exists():
-        console.info(f"to use it in a shell: . {activation}")
+        console.info(f"to use it in a shell: . {shlex.quote(str(activation))}")
     return {
         "schema": SCHEMA,
         "stack": name,

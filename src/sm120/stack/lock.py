@@ -22,7 +22,7 @@ SCHEMA = 1
 _CREATOR = "sm120-toolkit"
 _LARGEST = 32 * 2**20  # bytes; a lock of 250 packages has 150 KB
 _SCHEMES = {"https", "http", "file"}
-_REMEDY = "make it again: scripts/inv setup --lock, or take a whole copy of it"
+_REMEDY = "make it again: add --lock to the setup command; or take a whole copy of it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def read_lock(path: Path) -> Lock:
         raise errors.UsageError(
             f"cannot read {path}: {error.strerror or error}",
             where=str(path),
-            remedy="make it first: scripts/inv setup --lock",
+            remedy="make it first: add --lock to the setup command",
         ) from error
     if size > _LARGEST:
         raise _damaged(path, f"{size} bytes are too many for a lock")

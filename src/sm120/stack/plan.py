@@ -28,7 +28,7 @@ def install(name: str, why_this: str, state: State, *, lock: bool, mirror: Path 
         return {"schema": SCHEMA, "stack": name, "install": False, "reason": "adopted", "words": words}
     stack = load_stack(name)
     found, why = look(stack, state)
-    fitting, lock_why = _lock(stack, state)
+    fitting, lock_why = _lock(stack, state, mended=lock or found is not None)
     plan = _plan(stack, state, fitting) | {
         "chosen_because": why_this,
         "install": found is None and not lock,
@@ -45,7 +45,7 @@ def install(name: str, why_this: str, state: State, *, lock: bool, mirror: Path 
         source = f"as {plan['pylock']} says" if fitting else f"after resolving it ({lock_why})"
         plan["words"] = [f"would install the stack {stack.name} into {plan['environment']} ({why}), {source}"]
         plan["words"] += _needs(plan)
-    if fitting is None:
+    if plan["resolve"]:
         plan["words"] += _asked(stack)
     if mirror is not None:
         plan["words"].append(f"would then bring the mirror {mirror} up to date")
@@ -96,8 +96,11 @@ def _plan(stack: Stack, state: State, lock: "Lock | None", minor: str | None = N
     }
 
 
-def _lock(stack: Stack, state: State) -> "tuple[Lock | None, str]":
-    """The lock that would be installed; or else why it would be made anew."""
+def _lock(stack: Stack, state: State, *, mended: bool) -> "tuple[Lock | None, str]":
+    """The lock that would be installed; or else why it would be made anew.
+
+    A damaged one is the error that an installation ends with, unless it would be ``mended`` or is not needed.
+    """
     from sm120.stack.lock import read_lock
 
     path = state.lock_file(stack.name)
@@ -106,6 +109,8 @@ def _lock(stack: Stack, state: State) -> "tuple[Lock | None, str]":
     try:
         lock = read_lock(path)
     except errors.UsageError as error:
+        if not mended:
+            raise
         return None, error.message
     why = misfit(lock, stack, base_python(stack))
     return (None, f"its lock does not fit: {why}") if why else (lock, "")

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,7 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from sm120 import config, errors, files
+from sm120 import config, errors
 from sm120.stack import tomlread
 from sm120.stack.tomlread import Place
 
@@ -27,6 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REMEDY = "correct the file; stacks/cpu.toml and stacks/nightly.toml are examples"
+_LONGEST = 100  # letters of a stack's name: longer names are made of it, and a file's name ends at 255 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +153,14 @@ def load_stack(name: str | Path) -> Stack:
             where=str(STACKS),
             remedy="name one of these, or give the path of a TOML file",
         )
-    return parse(files.read_text(path), path)
+    if not path.exists():
+        copy = f"cp {shlex.quote(str(STACKS / 'cpu.toml'))} my.toml"
+        raise errors.UsageError(
+            f"there is no stack file {path}",
+            where=str(path),
+            remedy=f"name one of {', '.join(names())}; or begin with a copy: {copy}",
+        )
+    return parse(tomlread.read(path, _REMEDY), path)
 
 
 def parse(text: str, path: Path) -> Stack:
@@ -190,8 +199,9 @@ class _Reader:
         if not isinstance(disk, int) or isinstance(disk, bool) or not 0 < disk < 10**7:
             raise doc.wrong(Place("", "disk-mb"), "disk-mb must be a whole number of megabytes above 0")
         name = doc.path.stem
-        if not _NAME.fullmatch(name):
-            raise doc.error(1, f"the file's name must be letters, digits, '.', '_' and '-', not {name!r}")
+        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+            what = "letters, digits, '.', '_' and '-'"
+            raise doc.error(1, f"the file's name must be at most {_LONGEST} {what}, not {name!r}")
         packages = self._packages()
         nightly = self._nightly(packages)
         named = {package.name for package in packages} | set(nightly.names if nightly else ())
@@ -204,7 +214,7 @@ class _Reader:
             disk_bytes=disk * 10**6,
             packages=packages,
             overrides=self._overrides(named),
-            constraints=self._constraints(),
+            constraints=self._constraints(packages),
             nightly=nightly,
             indexes=tuple(self._index(table, n, packages) for n, table in enumerate(doc.tables("index"))),
             last=tuple(self._last(table, n) for n, table in enumerate(doc.tables("last"))),
@@ -230,16 +240,10 @@ class _Reader:
         return text
 
     def _packages(self) -> tuple[Package, ...]:
-        table = self._doc.table("packages")
-        packages: dict[str, Package] = {}
-        for key, value in table.items():
-            name = self._name(key, Place("packages", key))
-            if name in packages:
-                raise self._doc.wrong(Place("packages", key), f"{key} is named twice")
-            packages[name] = self._package(name, value, Place("packages", key))
+        packages = tuple(self._package(name, value, place) for name, value, place in self._entries("packages"))
         if not packages and "nightly" not in self._doc.data:
             raise self._doc.wrong(Place("", "packages"), "[packages] names no package")
-        return tuple(packages.values())
+        return packages
 
     def _package(self, name: str, value: object, place: Place) -> Package:
         if isinstance(value, str):
@@ -269,34 +273,36 @@ class _Reader:
         return GitSource(url=url, commit=commit, subdirectory=folder)
 
     def _overrides(self, named: set[str]) -> tuple[Override, ...]:
-        overrides = {}
-        for key, value in self._doc.table("overrides").items():
-            place = Place("overrides", key)
-            name = self._name(key, place)
+        overrides = []
+        for name, value, place in self._entries("overrides"):
             table = self._inline(value, {"version", "drop", "reason"}, place)
             if "drop" in table and (table["drop"] is not True or "version" in table):
                 raise self._doc.wrong(place, "drop can only be true, and has no version beside it")
+            if "drop" in table and name in named:
+                raise self._doc.wrong(place, f"{place.key} is dropped, but [packages] or [nightly] asks for it")
             specifier: str | None
             if "version" in table:
                 specifier = self._specifier(self._doc.text(table, place, "version"), place)
             elif "drop" in table or name in named:
                 specifier = None if "drop" in table else ""
             else:
-                message = f"{key} is in neither [packages] nor [nightly]: say version = … or drop = true"
+                message = f"{place.key} is in neither [packages] nor [nightly]: say version = … or drop = true"
                 raise self._doc.wrong(place, message)
-            overrides[name] = Override(name=name, specifier=specifier, reason=self._doc.text(table, place, "reason"))
-        return tuple(overrides.values())
+            overrides.append(Override(name=name, specifier=specifier, reason=self._doc.text(table, place, "reason")))
+        return tuple(overrides)
 
-    def _constraints(self) -> tuple[Constraint, ...]:
-        constraints = {}
-        for key, value in self._doc.table("constraints").items():
-            place = Place("constraints", key)
-            name = self._name(key, place)
+    def _constraints(self, packages: tuple[Package, ...]) -> tuple[Constraint, ...]:
+        pins = {package.name: package.pinned for package in packages}
+        constraints = []
+        for name, value, place in self._entries("constraints"):
             table = self._inline(value, {"version", "reason"}, place)
             specifier = self._specifier(self._doc.text(table, place, "version"), place)
+            pin = pins.get(name)
+            if pin is not None and not SpecifierSet(specifier).contains(pin, prereleases=True):
+                raise self._doc.wrong(place, f"{place.key} is held to {specifier} here, but [packages] says {pin}")
             reason = self._doc.text(table, place, "reason")
-            constraints[name] = Constraint(name=name, specifier=specifier, reason=reason)
-        return tuple(constraints.values())
+            constraints.append(Constraint(name=name, specifier=specifier, reason=reason))
+        return tuple(constraints)
 
     def _nightly(self, packages: tuple[Package, ...]) -> Nightly | None:
         if "nightly" not in self._doc.data:
@@ -361,6 +367,16 @@ class _Reader:
             raise self._doc.wrong(place, f"{place.key} must be a table with a reason, as in {{…, reason = …}}")
         self._doc.known_inline(value, known, place)
         return value
+
+    def _entries(self, table: str) -> Iterator[tuple[str, object, Place]]:
+        """Canonical name, value and place of each package in a table; two spellings of one name are refused."""
+        seen: set[str] = set()
+        for key, value in self._doc.table(table).items():
+            name = self._name(key, Place(table, key))
+            if name in seen:
+                raise self._doc.wrong(Place(table, key), f"{key} is named twice")
+            seen.add(name)
+            yield name, value, Place(table, key)
 
     def _name(self, text: str, place: Place) -> str:
         if not _NAME.fullmatch(text):

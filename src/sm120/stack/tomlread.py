@@ -7,14 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm120 import errors
+from sm120 import errors, files
 
 _HEADER = re.compile(r"\s*\[\[?\s*[\"']?([^\]\"']*?)[\"']?\s*\]\]?\s*(?:#.*)?$")
+
+_LARGEST = 2**20  # bytes; a stack file has about 3 KB
+
+
+def read(path: Path, remedy: str) -> str:
+    """The text of a file. UsageError for anything else, such as a device, which may have no end."""
+    if not path.is_file():
+        raise errors.UsageError(f"{path} is no file", where=str(path), remedy=remedy)
+    size = path.stat().st_size
+    if size > _LARGEST:
+        raise errors.UsageError(
+            f"{path} has {size} bytes; this toolkit reads up to {_LARGEST}", where=str(path), remedy=remedy
+        )
+    return files.read_text(path)
 
 
 def load(text: str, path: Path, remedy: str) -> "Document":
     """Raises UsageError with file and line when the text is not TOML."""
     document = Document(text, path, remedy)
+    if text.startswith("\ufeff"):
+        raise document.error(1, "not TOML: it begins with a byte order mark; save it as UTF-8 without one")
     try:
         document.data.update(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:

@@ -291,9 +291,19 @@ def test_no_python_that_the_stack_has_wheels_for(home: Home, monkeypatch: pytest
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     with pytest.raises(
-        errors.PreflightError, match=r"needs a Python ==3\.29\.\*; .*python3\.29 is not one that starts"
-    ):
+        errors.PreflightError, match=r"needs Python ==3\.29\.\*; .*python3\.29 is not one that starts"
+    ) as raised:
         home.ensure(home.stack('numpy = "2.4"', python="==3.29.*"))
+    assert "apt install python3.29 python3.29-venv" in str(raised.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("python", "remedy"), [(">=3.27,<3.29", "apt install python3.28 python3.28-venv"), (">=4", "correct python = …")]
+)
+def test_the_python_to_install_is_one_that_the_stack_takes(home: Home, python: str, remedy: str) -> None:
+    with pytest.raises(errors.PreflightError) as raised:
+        home.ensure(home.stack('numpy = "2.4"', python=python))
+    assert remedy in str(raised.value.remedy)
 
 
 def test_modules_that_do_not_import_are_all_named(index: LocalIndex, home: Home) -> None:

@@ -272,7 +272,19 @@ def test_a_folder_that_is_no_mirror(home: Home, tmp_path: Path) -> None:
         setup(Options(stack=str(home.stack_file(PACKAGES)), mirror=documents))
     with pytest.raises(errors.UsageError, match="is no folder"):
         setup(Options(stack=str(home.stack_file(PACKAGES)), mirror=documents / "letter.txt"))
+    with pytest.raises(errors.UsageError, match=r"letter\.txt is no folder"):
+        setup(Options(stack=str(home.stack_file(PACKAGES)), mirror=documents / "letter.txt" / "mirror"))
     assert [path.name for path in documents.iterdir()] == ["letter.txt"]
+    assert not home.path.exists()
+
+
+def test_a_mirror_that_may_not_be_written_is_told_before_the_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    for lock in (False, True):
+        with pytest.raises(errors.PreflightError, match="cannot be written"):
+            setup(Options(stack=str(home.stack_file(PACKAGES)), mirror=tmp_path / "new" / "mirror", lock=lock))
     assert not home.path.exists()
 
 

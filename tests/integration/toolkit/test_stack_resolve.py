@@ -674,7 +674,11 @@ def test_nightlies_of_a_company_mirror(index: LocalIndex, nightly: LocalIndex, p
 
 def test_nightly_index_that_is_not_reached(index: LocalIndex, nightly: LocalIndex) -> None:
     stack = stack_of(NIGHTLY.format(url="http://127.0.0.1:9/nightly", date=""), "nightly")
-    assert "http://127.0.0.1:9/nightly/torch/ cannot be used: it cannot be reached" in failure(stack).message
+    error = failure(stack)
+    assert error.message.startswith("the nightlies of the stack nightly cannot be looked up: the package index")
+    assert "http://127.0.0.1:9/nightly/torch/ cannot be used: it cannot be reached" in error.message
+    for way in ("global.extra-index-url", "setup --offline DIR", "setup --stack stable"):
+        assert way in str(error.remedy)
 
 
 def test_no_space_left(

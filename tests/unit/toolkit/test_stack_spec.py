@@ -187,8 +187,24 @@ def test_a_name_that_is_none(name: str) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(errors.UsageError, match="cannot read"):
+    with pytest.raises(errors.UsageError, match="there is no stack file") as raised:
         load_stack(tmp_path / "x.toml")
+    assert raised.value.remedy is not None
+    assert "stable-torch-2.11" in raised.value.remedy
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    for path in (Path("/dev/zero"), tmp_path):
+        with pytest.raises(errors.UsageError, match="is no file"):
+            load_stack(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # sparse: to read it would end in MemoryError
+    with pytest.raises(errors.UsageError, match="1099511627776 bytes"):
+        load_stack(path)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +238,25 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         pytest.param('{reason = "ours"}', "{}", "torch = {", "reason is missing", id="no-reason"),
         pytest.param("drop = true", "drop = false", "sgl-kernel", "drop can only be true", id="drop-false"),
         pytest.param("drop = true,", "", "sgl-kernel", "is in neither [packages] nor [nightly]", id="override-of-what"),
+        pytest.param("sgl-kernel = {", "torch_ = {", "sgl-kernel", "no package name", id="override-name"),
+        pytest.param("sgl-kernel = {", "anything = {", "sgl-kernel", "anything is dropped, but [pack", id="drop-asked"),
+        pytest.param("sgl-kernel = {", "triton = {", "sgl-kernel", "triton is dropped, but [pack", id="drop-nightly"),
+        pytest.param("cuda-python = {", "Sgl_Kernel = {", "cuda-python", "Sgl_Kernel is named twice", id="override-2"),
+        pytest.param(
+            "[nightly]",
+            'NVIDIA-cublas = {version = "==13.2", reason = "r"}\n\n[nightly]',
+            "[nightly]",
+            "NVIDIA-cublas is named twice",
+            id="constraint-twice",
+        ),
+        pytest.param(
+            "nvidia-cublas = {",
+            "ml_dtypes = {",
+            "nvidia-cublas",
+            "ml_dtypes is held to ==13.1.0.3 here, but [packages] says 0.7.0",
+            id="constraint-against-pin",
+        ),
+        pytest.param("schema = 2", "\ufeffschema = 2", "schema", "byte order mark", id="byte-order-mark"),
         pytest.param('"==13.1.0.3"', "13", "nvidia-cublas", "version must be text", id="constraint"),
         pytest.param('lead = "torchx"', "", "[nightly]", "lead is missing", id="no-lead"),
         pytest.param('lead = "torchx"', 'lead = "torch"', "lead", "torch is named twice", id="nightly-and-package"),
@@ -267,7 +302,7 @@ def test_tables_of_the_wrong_kind(old: str, new: str, words: str) -> None:
         read(GOOD.replace(old, new))
 
 
-@pytest.mark.parametrize("name", ["a b.toml", "-x.toml", ".toml"])
+@pytest.mark.parametrize("name", ["a b.toml", "-x.toml", ".toml", f"{'a' * 101}.toml"])
 def test_file_name_that_cannot_name_an_environment(name: str) -> None:
     with pytest.raises(errors.UsageError, match="file's name"):
         parse(GOOD, Path(name))

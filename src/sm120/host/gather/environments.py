@@ -86,6 +86,8 @@ def _record(path: Path) -> tuple[Mapping[str, Any], str | None]:
     """What ``setup`` wrote last: without it the installation was not finished."""
     if not path.exists():
         return {}, "its installation was not finished"
+    if not path.is_file():  # a pipe would never answer
+        return {}, f"{path} is not a file"
     try:
         content = files.read_json(path)
     except errors.UsageError as error:
@@ -143,12 +145,14 @@ def _distributions(site: Path) -> tuple[Distribution, ...]:
     """Every distribution by its METADATA; of its requirements those that name torch, CUDA or kernel packages."""
     found: list[Distribution] = []
     for folder in sorted(site.glob("*.dist-info")):
+        if folder.name.startswith("~"):  # what pip left behind when it was interrupted
+            continue
         header = (read(folder / "METADATA") or "").split("\n\n", 1)[0]
         fields = [(key, value.strip()) for key, _, value in (line.partition(":") for line in header.splitlines())]
         name = next((value for key, value in fields if key == "Name"), None)
         version = next((value for key, value in fields if key == "Version"), None)
         if name is None or version is None:  # a folder without METADATA still says both in its own name
-            name, _, version = folder.name.removesuffix(".dist-info").rpartition("-")
+            name, _, version = folder.name.removesuffix(".dist-info").partition("-")
         requires = (value for key, value in fields if key == "Requires-Dist")
         relevant = tuple(value for value in requires if _RELEVANT.search(_required(value)))
         found.append(Distribution(name=canonicalize_name(name), version=version, requires=relevant))

@@ -3,15 +3,16 @@
 import re
 from pathlib import Path
 
+from sm120.host.binaries.regular import open_regular
 from sm120.host.facts import Version2
 
 _LIMIT = 2**20
 
 
 def read(path: Path, limit: int = _LIMIT) -> str | None:
-    """The first ``limit`` bytes of a file, or None when it cannot be read."""
+    """The first ``limit`` bytes of a file, or None when it cannot be read or is none: a pipe would never answer."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(limit).decode("utf-8", "replace")
     except (OSError, ValueError):
         return None

@@ -52,7 +52,7 @@ def _on_path(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 def _libraries(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     for word in env.get("LD_LIBRARY_PATH", "").split(":"):
         folder = Path(os.path.realpath(word)) if word else None
-        if folder is None or not any(folder.glob("libcudart.so*")):
+        if folder is None or not _holds_runtime(folder):
             continue
         yield "LD_LIBRARY_PATH", folder.parents[2] if folder.parent.parent.name == "targets" else folder.parent
 
@@ -64,11 +64,25 @@ def _system(root: Path) -> Iterator[tuple[str, Path]]:
                 yield "system", folder
 
 
+def _holds_runtime(folder: Path) -> bool:
+    try:
+        return any(folder.glob("libcudart.so*"))
+    except OSError:  # closed to us, or no name that a folder can have
+        return False
+
+
 def _is_toolkit(folder: Path) -> bool:
     return (folder / "bin/nvcc").exists() or _first(folder, ("include", "targets/*/include"), _HEADERS) is not None
 
 
 def _look(root: Path, seen_by: tuple[str, ...]) -> Toolkit:
+    try:
+        return _read(root, seen_by)
+    except OSError as error:
+        return Toolkit(root=str(root), seen_by=seen_by, problems=(f"it cannot be read: {error.strerror or error}",))
+
+
+def _read(root: Path, seen_by: tuple[str, ...]) -> Toolkit:
     if not root.is_dir():
         return Toolkit(root=str(root), seen_by=seen_by, problems=("there is no such folder",))
     if not _is_toolkit(root):

@@ -1,6 +1,7 @@
 """Compilers against cards and system: nvcc and ptxas for 12.x, glibc's headers against CUDA's, the host compiler."""
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from sm120.host.facts import Environment, Facts, Tool, Toolkit, Version2
@@ -134,7 +135,7 @@ def triton_ptxas(facts: Facts) -> Iterator[Finding]:
             ),
             why=f"Every Triton kernel ends in “ptxas fatal: Value 'sm_12{_newest(facts)}a' is not defined for option "
             "'gpu-name'”.",
-            cure=f"export {variable}={other.root}/bin/ptxas" if other else setup([environment]),
+            cure=f"export {variable}={shlex.quote(f'{other.root}/bin/ptxas')}" if other else setup([environment]),
         )
 
 

@@ -1,6 +1,7 @@
 """The environments as a whole: torch as locked, for these cards, and able to start."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from sm120.host.rules.reading import (
     grouped,
     listed,
     parsed,
+    pip_install,
     same_version,
     selection,
     torch_read,
@@ -36,7 +38,7 @@ def environment_broken(facts: Facts) -> Iterator[Finding]:
                 what=f"Environment {environment.stack} is not whole: {environment.problem}.",
                 read=(f"{environment.problem}: {environment.site or environment.python or environment.stack}",),
                 why="What was read from it may be half of the truth, and nothing should run in it.",
-                cure=again(environment, f"scripts/inv setup --adopt {environment.python or 'PYTHON'}"),
+                cure=again(environment, f"scripts/inv setup --adopt {shlex.quote(environment.python or 'PYTHON')}"),
             )
         elif environment.torch and environment.torch.problem:
             yield Finding(
@@ -45,7 +47,7 @@ def environment_broken(facts: Facts) -> Iterator[Finding]:
                 what=f"In environment {environment.stack} torch {environment.torch.version} cannot be imported.",
                 read=(torch_read(environment), f"import torch: {environment.torch.problem}"),
                 why="Nothing of the stack starts without it.",
-                cure=again(environment, f"{environment.python} -c 'import torch'"),
+                cure=again(environment, f"{shlex.quote(environment.python)} -c 'import torch'"),
             )
 
 
@@ -62,9 +64,7 @@ def torch_replaced(facts: Facts) -> Iterator[Finding]:
                 read=(f"torch {locked}: the lock of {environment.stack}", torch_read(environment)),
                 why="Something installed later replaced it. Kernels built for the locked torch do not load in another, "
                 "and a CPU build does not see the cards.",
-                cure=again(
-                    environment, f"{environment.python} -m pip install --force-reinstall --no-deps torch=={locked}"
-                ),
+                cure=again(environment, pip_install(environment, "--force-reinstall --no-deps", f"torch=={locked}")),
             )
 
 
@@ -107,8 +107,9 @@ def packages_changed(facts: Facts) -> Iterator[Finding]:
     """Other packages than the lock says."""
     for environment in facts.environments:
         changed = []
+        present = {canonicalize_name(d.name): d.version for d in reversed(environment.distributions)}
         for name, version in sorted(_locked(environment).items()):
-            installed = version_of(environment, name)
+            installed = present.get(name)
             if name != "torch" and installed is None:
                 changed.append(f"{name} {version} is gone")
             elif name != "torch" and installed and not same_version(installed, version):
@@ -120,7 +121,7 @@ def packages_changed(facts: Facts) -> Iterator[Finding]:
                 what=f"Environment {environment.stack} is not as locked: {listed(changed)}.",
                 read=(f"{listed(changed, 8)}: METADATA in {environment.site or environment.python}, and its lock",),
                 why="What was proven is not what is installed; a result from here cannot be repeated from the lock.",
-                cure=again(environment, f"scripts/inv setup --adopt {environment.python}"),
+                cure=again(environment, f"scripts/inv setup --adopt {shlex.quote(environment.python)}"),
             )
 
 

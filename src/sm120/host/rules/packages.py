@@ -20,6 +20,7 @@ from sm120.host.rules.reading import (
     kinds,
     listed,
     parsed,
+    pip_install,
     same_version,
     torch_cuda,
     torch_read,
@@ -49,7 +50,7 @@ def flashinfer_versions(facts: Facts) -> Iterator[Finding]:
                 "off, kernels of one version get the arguments of another: illegal accesses and missing kernels.",
                 cure=again(
                     environment,
-                    f"{environment.python} -m pip install --no-deps {differing[0].partition(' ')[0]}=={own}",
+                    pip_install(environment, "--no-deps", f"{differing[0].partition(' ')[0]}=={own}"),
                 ),
             )
         yield from _jit_cache_cuda(environment)
@@ -170,7 +171,7 @@ def cutlass_dsl_libs(facts: Facts) -> Iterator[Finding]:
                 ),
                 cure=again(
                     environment,
-                    f"{environment.python} -m pip install --force-reinstall --no-deps {wanted}=={version}",
+                    pip_install(environment, "--force-reinstall --no-deps", f"{wanted}=={version}"),
                 ),
             )
 
@@ -224,7 +225,7 @@ def wheel_name(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 id="wheel-name",
                 severity=Severity.REFUSE if difference else Severity.WARN,
-                what=f"The wheel {wheel.path.rpartition('/')[2]} {difference or f'cannot be read: {wheel.problem}'}.",
+                what=f"The wheel {wheel.path.rpartition('/')[2]} {difference or f'cannot be used: {wheel.problem}'}.",
                 read=(
                     f"{wheel.problem or f'{wheel.metadata_name} {wheel.metadata_version}, in METADATA'}: {wheel.path}",
                 ),

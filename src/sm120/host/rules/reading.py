@@ -1,12 +1,13 @@
 """What the rules read out of facts: versions, the cards that a program sees, the toolkit that a build would take."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from sm120.host.facts import Environment, Facts, Gpu, Toolkit, Version2
 
@@ -26,7 +27,7 @@ def parsed(text: str | None) -> Version | None:
     """None where it is no version by Python's rules."""
     try:
         return Version(text) if text else None
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion is one; so is what int() says of a number without end
         return None
 
 
@@ -178,7 +179,12 @@ def torch_read(environment: Environment) -> str:
 
 def again(environment: Environment, otherwise: str) -> str:
     """The command that makes a managed environment right again; an adopted one is its owner's to change."""
-    return otherwise if environment.adopted else f"scripts/inv setup --stack {environment.stack}"
+    return otherwise if environment.adopted else f"scripts/inv setup --stack {shlex.quote(environment.stack)}"
+
+
+def pip_install(environment: Environment, flags: str, requirement: str) -> str:
+    """What its owner types; names come from facts that may be somebody else's, so they are quoted for the shell."""
+    return f"{shlex.quote(environment.python)} -m pip install {flags} {shlex.quote(requirement)}"
 
 
 # Toolkits
@@ -235,7 +241,7 @@ def setup(environments: Sequence[Environment]) -> str:
     first = environments[0]
     wanted = torch_cuda(first)
     if not first.adopted:
-        return f"scripts/inv setup --stack {first.stack}"
+        return f"scripts/inv setup --stack {shlex.quote(first.stack)}"
     return f"export CUDA_HOME=FOLDER, with a whole toolkit of CUDA {dotted(wanted) if wanted else 'the right version'}"
 
 

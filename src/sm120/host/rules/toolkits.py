@@ -1,6 +1,7 @@
 """The CUDA toolkit that kernels would be built with: is there one, is it whole, and does it fit torch."""
 
 import re
+import shlex
 from collections.abc import Iterator
 
 from sm120.host.facts import Facts, Toolkit, Version2
@@ -90,7 +91,7 @@ def toolkits_mixed(facts: Facts) -> Iterator[Finding]:
         read=(tool_read("nvcc", chosen.nvcc, chosen), tool_read("nvcc", on_path.nvcc, on_path)),
         why="Some builds ask PATH and others the variable; one with its compiler from here and its headers from there "
         "fails, or is silently built for something else.",
-        cure=setup(without) if without else f"export PATH={chosen.root}/bin:$PATH",
+        cure=setup(without) if without else f"export PATH={shlex.quote(f'{chosen.root}/bin')}:$PATH",
     )
 
 

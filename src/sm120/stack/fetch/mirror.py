@@ -6,6 +6,7 @@ The manifest is written last and names the hashes of stack file and lock, so hal
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ def open_mirror(folder: Path, asked: str = "") -> Mirror:
     folder = folder.absolute()
     manifest = _manifest(folder)
     name = str(manifest["stack"])
-    remedy = f"make it whole where the network is: scripts/inv setup --stack {name} --mirror {folder}"
+    remedy = f"make it whole where the network is: scripts/inv setup --stack {name} --mirror {shlex.quote(str(folder))}"
     for entry, sha256 in manifest["files"].items():
         path = folder / entry
         if not path.is_file() or files.sha256(path) != sha256:
@@ -97,7 +98,7 @@ def open_mirror(folder: Path, asked: str = "") -> Mirror:
 def _check_asked(asked: str, stack: Stack, folder: Path) -> None:
     if not asked:
         return
-    remedy = f"leave --stack out to take the mirror's: scripts/inv setup --offline {folder}"
+    remedy = f"leave --stack out to take the mirror's: scripts/inv setup --offline {shlex.quote(str(folder))}"
     name = Path(asked).stem if asked.endswith(".toml") or "/" in asked else asked
     if name != stack.name:
         raise errors.UsageError(
@@ -116,9 +117,12 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
         raise errors.UsageError(
             f"{folder} is no whole mirror: {what}",
             where=str(path),
-            remedy=f"make one where the network is: scripts/inv setup --mirror {folder}",
+            remedy=f"make one where the network is: scripts/inv setup --mirror {shlex.quote(str(folder))}",
         )
-    content = files.read_json(path)
+    try:
+        content = files.read_json(path)
+    except errors.UsageError:
+        content = None
     if (
         not isinstance(content, dict)
         or content.get("schema") != SCHEMA
@@ -126,17 +130,31 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
         or not isinstance(content.get("files"), dict)
         or set(content["files"]) != {LOCK, f"{content['stack']}.toml"}
     ):
-        raise errors.UsageError(f"{path} is not the manifest of a mirror, or one of another version", where=str(path))
+        raise errors.UsageError(
+            f"{path} is damaged, or not the manifest of a mirror, or one of another version",
+            where=str(path),
+            remedy=f"where the network is: rm {shlex.quote(str(path))}; then make the mirror whole with setup --mirror",
+        )
     return content
 
 
 def check_ours(folder: Path, stack: Stack) -> None:
-    """UsageError unless the folder is new, empty, or holds a mirror of this stack, whole or half."""
+    """UsageError unless the folder is new, empty, or holds a mirror of this stack, whole or half.
+
+    PreflightError when it can be seen that it cannot be written.
+    """
     folder = folder.absolute()
-    if not folder.exists():
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir():
+        raise errors.UsageError(f"{there} is no folder", where=str(folder), remedy="name a new or an empty folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise errors.PreflightError(
+            f"the mirror {folder} cannot be written: {there} does not allow it",
+            where=str(there),
+            remedy="name a folder that you may write",
+        )
+    if there != folder:
         return
-    if not folder.is_dir():
-        raise errors.UsageError(f"{folder} is no folder", where=str(folder), remedy="name a new or an empty folder")
     if (folder / MANIFEST).exists():
         name = _manifest(folder)["stack"]
         if name != stack.name:

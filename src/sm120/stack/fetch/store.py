@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,7 +113,7 @@ class Store:
                 raise errors.BinaryError(
                     f"{file.filename} in the wheel store has changed: expected SHA-256 {file.sha256}, found {found}",
                     where=str(path),
-                    remedy=f"rm {path}; then run the same command again to fetch it anew",
+                    remedy=f"rm {shlex.quote(str(path))}; then run the same command again to fetch it anew",
                 )
             self._verified.add(file.sha256)
 
@@ -208,11 +209,15 @@ def take(source: Path, place: Path, sha256: str | None) -> None:
 
 def wrong_file(filename: str, expected: str, found: str, place: str) -> errors.BinaryError:
     """The one error for a file that is not what the lock says."""
+    is_local = "://" not in place
     place = redact.redact(place)
     return errors.BinaryError(
         f"{filename} is not the file that the lock names: expected {expected}, found {found}, at {place}",
         where=place,
-        remedy="if that index serves a new build under the old name, resolve anew: add --lock to the setup command;"
+        remedy="put the right file there (for a mirror, setup --mirror does it where the network is); or take what is"
+        " there now: add --lock to the setup command"
+        if is_local
+        else "if that index serves a new build under the old name, resolve anew: add --lock to the setup command;"
         " else look for a proxy or a mirror that changes files",
     )
 

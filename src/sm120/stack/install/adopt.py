@@ -6,6 +6,8 @@ What is read of them is read with ``-I -B``: no user folder, no variables, no by
 import hashlib
 import json
 import os
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ SCHEMA = 1
 # What is read of a record. Another schema has other keys.
 _KEYS = {"stack": str, "python": str, "adopted": str, "fingerprint": str, "folders": list, "metadata": dict}
 _SECONDS = 600.0  # a first import of torch from a slow disk takes minutes
+_LINES = 100_000  # one a distribution; a program that is no Python may print for ever
 _OLDEST = (3, 10)  # what the cells run on
 
 _ASK = """
@@ -31,7 +34,7 @@ found = []
 for distribution in importlib.metadata.distributions():
     path = getattr(distribution, "_path", None)
     if path is not None and distribution.metadata["Name"]:
-        found.append([distribution.metadata["Name"], distribution.version, os.path.abspath(str(path))])
+        found.append([distribution.metadata["Name"], distribution.version or "", os.path.abspath(str(path))])
 print("\\nadopted " + json.dumps({"version": platform.python_version(), "folders": sys.path}))
 for item in found:
     print("package " + json.dumps(item))
@@ -103,7 +106,7 @@ def find(name: str, state: State) -> Environment | None:
             f"the adopted interpreter {content['python']} has changed since {content['adopted']}: {shown}",
             where=str(path),
             remedy="look at the changes; then adopt it again:"
-            f" scripts/inv setup --adopt {content['python']} --stack {name}",
+            f" scripts/inv setup --adopt {shlex.quote(content['python'])} --stack {name}",
         )
     return _environment(content, state, fresh=False)
 
@@ -174,7 +177,9 @@ def _interpreter(python: Path) -> Path:
         raise errors.UsageError(
             f"--adopt: {python} is a folder",
             where=str(python),
-            remedy=f"name its interpreter: --adopt {inside}" if inside.exists() else "name an interpreter",
+            remedy=f"name its interpreter: --adopt {shlex.quote(str(inside))}"
+            if inside.exists()
+            else "name an interpreter",
         )
     if not os.access(path, os.X_OK):
         what = "may not be executed" if path.exists() else "does not exist"
@@ -190,7 +195,7 @@ def _run(python: Path, script: str) -> tuple[int, list[str], list[str]]:
     lines: list[str] = []
 
     def keep(line: str) -> None:
-        if line.startswith(("adopted ", "package ")):
+        if line.startswith(("adopted ", "package ")) and len(lines) < _LINES:
             lines.append(line)
 
     env = {**clean_environment(), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -205,28 +210,49 @@ def _ask(python: Path) -> tuple[dict[str, Any], list[Found]]:
         code, lines, tail = _run(python, _ASK)
     except errors.PreflightError as error:
         code, lines, tail = 1, [], [error.message]
-    if code or not lines or not lines[0].startswith("adopted "):
+    said, packages = (_parsed(lines[0]), [_parsed(line) for line in lines[1:]]) if lines else (None, [])
+    if code or not _is_interpreter(said) or not all(_is_package(package) for package in packages):
         raise errors.UsageError(
             f"--adopt: {python} does not answer as a Python does: {tail[-1] if tail else 'no output'}",
             where=str(python),
             remedy="name a Python interpreter, as in /opt/venv/bin/python",
         )
     found: dict[str, Found] = {}
-    for line in lines[1:]:
-        title, version, path = json.loads(line.removeprefix("package "))
+    for title, version, path in packages:
         name = canonicalize_name(title)
         # The first on the path is the one that is imported.
         found.setdefault(name, Found(name=name, version=version, sha256=_record_sha256(Path(path))))
-    return json.loads(lines[0].removeprefix("adopted ")), sorted(found.values(), key=lambda item: item.name)
+    return said, sorted(found.values(), key=lambda item: item.name)
+
+
+def _parsed(line: str) -> Any:
+    """What stands behind the first word; None when that is not JSON."""
+    try:
+        return json.loads(line.partition(" ")[2])
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_interpreter(said: Any) -> bool:
+    return (
+        isinstance(said, dict)
+        and re.match(r"\d+\.\d+\.", str(said.get("version"))) is not None
+        and isinstance(said.get("folders"), list)
+    )
+
+
+def _is_package(said: Any) -> bool:
+    return isinstance(said, list) and len(said) == 3 and all(isinstance(text, str) for text in said)
 
 
 def _torch(python: Path) -> dict[str, Any]:
     code, lines, tail = _run(python, _TORCH)
-    if code or not lines:
+    found = _parsed(lines[-1]) if lines else None
+    if code or not isinstance(found, dict) or not {"version", "cuda", "file"} <= found.keys():
         raise errors.BinaryError(
             f"{python} cannot be adopted: its torch does not import: {tail[-1] if tail else 'no output'}",
             where=str(python),
-            remedy=f"mend it, or adopt another; to see the whole of it: {python} -I -B -c 'import torch'",
+            remedy="mend it, or adopt another; to see the whole of it:"
+            f" {shlex.quote(str(python))} -I -B -c 'import torch'",
         )
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("adopted "))
     return found

@@ -14,6 +14,7 @@ from sm120.runs import Run
 from sm120.stack.spec import Stack
 
 _START_SECONDS = 30.0
+_OLDEST, _NEWEST = 11, 30  # minor versions of Python 3 that are looked for on PATH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,10 @@ def base_python(stack: Stack, minor: str | None = None) -> Interpreter:
     seen = [f"{own.path} is {own.version}"]
     if fits(own.version):
         return own
-    for number in range(30, 10, -1):
+    fitting = [number for number in range(_NEWEST, _OLDEST - 1, -1) if fits(f"3.{number}.99")]
+    for number in fitting:
         found = shutil.which(f"python3.{number}")
-        if found is None or not fits(f"3.{number}.99"):
+        if found is None:
             continue
         argv = [found, "-I", "-c", "import platform; print(platform.python_version())"]
         done = run_process(argv, timeout=_START_SECONDS)
@@ -60,11 +62,13 @@ def base_python(stack: Stack, minor: str | None = None) -> Interpreter:
         if not done.returncode and fits(version):
             return Interpreter(path=Path(found), version=version)
     asked = f"Python {stack.python}" if minor is None else f"Python {minor}, which its wheels are made for"
+    example = f"python{minor or f'3.{fitting[0]}'}" if minor or fitting else ""
     raise errors.PreflightError(
-        f"the stack {stack.name} needs a {asked}; {'; '.join(seen)}",
+        f"the stack {stack.name} needs {asked}; {'; '.join(seen)}",
         where=str(stack.path),
-        remedy="install one of these versions so that it is on PATH, as in:"
-        f" apt install python{minor or '3.13'} python{minor or '3.13'}-venv",
+        remedy=f"install one of these versions so that it is on PATH, as in: apt install {example} {example}-venv"
+        if example
+        else f"correct python = … in {stack.path}",
     )
 
 

@@ -179,7 +179,8 @@ def _fetch(url: str, session: "requests.Session") -> tuple[bytes, str] | None:
         raise _error(
             url,
             f"it cannot be reached: {_innermost(error)}",
-            remedy="connect to the network, or name an index that can be reached: pip config set global.index-url URL",
+            remedy="connect to the network (through a proxy: pip config set global.proxy URL), or name an index that"
+            " can be reached: pip config set global.index-url URL, beside others global.extra-index-url",
         ) from error
 
 

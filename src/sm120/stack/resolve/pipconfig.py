@@ -121,6 +121,13 @@ def read_pip_config() -> PipConfig:
         if len(set(values)) > 1:  # in several files; the listing does not say which of them wins
             settled[key] = "\n".join(_pip("get", key))
     config = translate(settled, home=Path.home(), cwd=Path.cwd())
+    for key, place in (
+        ("cert", config.cert),
+        ("client-cert", config.client_cert),
+        *(("constraint", c) for c in config.constraints),
+    ):
+        if place is not None and place.startswith("/") and not Path(place).exists():
+            raise _error(f"pip's {key} is {place}, which does not exist")
     # pip passes over a folder that is not there; uv refuses it.
     return replace(config, find_links=tuple(x for x in config.find_links if not x.startswith("/") or Path(x).exists()))
 

@@ -159,8 +159,7 @@ class _Resolution:
         listings = {name: self.market.nightlies(name) for name in wanted.names}
         sets = nightly.complete_sets(wanted, listings, self.target, local)
         if not self.market.config.no_index and not any(wanted.date in {None, found.date} for found in sets):
-            session = self.transport.session()
-            listings = {name: offers(wanted.url, name, session) for name in wanted.names}
+            listings = self._listings(wanted)
             sets = nightly.complete_sets(wanted, listings, self.target, local)
             fitting = [o for found in listings.values() for o in found if o.fits(self.target.tags, self.target.python)]
             self.overlay.add(fitting)
@@ -170,6 +169,19 @@ class _Resolution:
             reason = nightly.why_not(wanted, listings, self.target, local)
             raise nightly.gone(self.stack, wanted, reason, sets)
         return chosen
+
+    def _listings(self, wanted: Nightly) -> dict[str, tuple[Offer, ...]]:
+        """What the nightlies' own index has of each of them."""
+        session = self.transport.session()
+        try:
+            return {name: offers(wanted.url, name, session) for name in wanted.names}
+        except errors.PreflightError as error:
+            raise errors.PreflightError(
+                f"the nightlies of the stack {self.stack.name} cannot be looked up: {error.message}",
+                where=error.where,
+                remedy=f"{error.remedy}; without it: from wheels that were mirrored, scripts/inv setup --offline DIR,"
+                " or a release, scripts/inv setup --stack stable",
+            ) from error
 
     def _asked(self, dated: Sequence[Offer]) -> Asked:
         lines = {package.name: package.requirement for package in self.stack.packages}

@@ -76,8 +76,9 @@ def explain(requirement: str, done: Completed, log: Path) -> errors.ToolkitError
         return errors.PreflightError(
             f"the repository has no such commit: {wanted}", where=where, remedy="correct commit = … in the stack file"
         )
-    problem = next((line for line in reversed(done.tail) if "error" in line.lower()), done.tail[-1:] or "no output")
-    return errors.BuildError(f"{wanted} does not build: {str(problem).strip()}", where=where, remedy=_SEE)
+    last = done.tail[-1] if done.tail else "no output"
+    problem = next((line for line in reversed(done.tail) if "error" in line.lower()), last)
+    return errors.BuildError(f"{wanted} does not build: {problem.strip()}", where=where, remedy=_SEE)
 
 
 _SEE = "the log named above has the whole output; mend what it says, then run the same command again"

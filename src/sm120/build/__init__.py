@@ -1,0 +1,1 @@
+"""Source → patch series → plan → configure and compile → wheel → audit → install."""
