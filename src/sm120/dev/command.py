@@ -123,7 +123,9 @@ def _types_part(parts: _Parts, _: TestOptions) -> None:
 
 def _toolkit_part(parts: _Parts, options: TestOptions) -> bool:
     folders = ("tests/unit/toolkit", "tests/integration/toolkit")
-    return parts.run("tests of the toolkit", lambda: _pytest(Path(sys.executable), folders, options))
+    # A file's tests stay in one process: they share what is expensive to make.
+    parallel = ("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile")
+    return parts.run("tests of the toolkit", lambda: _pytest(Path(sys.executable), folders, options, parallel))
 
 
 def _cells_part(parts: _Parts, options: TestOptions) -> bool:
@@ -178,9 +180,9 @@ def _cpu_stack() -> Environment:
     return ensure_environment(load_stack("cpu"), State.resolve(), Console.current())
 
 
-def _pytest(python: Path, folders: Sequence[str], options: TestOptions) -> bool:
+def _pytest(python: Path, folders: Sequence[str], options: TestOptions, flags: Sequence[str] = ()) -> bool:
     """Whether any test ran. Raises ToolkitError when one failed."""
-    words = [str(python), "-m", "pytest", *_present(folders)]
+    words = [str(python), "-m", "pytest", *flags, *_present(folders)]
     if options.slow:
         words += ["-m", "not gpu"]
     if options.k:

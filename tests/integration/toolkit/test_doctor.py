@@ -160,7 +160,7 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "f.json").read_text()) == document["facts"]
     code, document, err = program("save=/proc/f.json", PATH="", HOME="/proc/nobody", SM120_HOME="/proc/sm120")
     assert code == 10
-    assert document["error"]["message"].startswith("cannot write /proc/f.json")
+    assert document["error"]["message"].startswith("--save: cannot write /proc/f.json")
 
 
 def test_a_read_only_disk_is_told(tmp_path: Path) -> None:
@@ -188,3 +188,13 @@ def test_the_task_itself(tmp_path: Path) -> None:
     assert done.returncode == (10 if document["refuse"] else 0)
     assert "Traceback" not in done.stderr
     assert document["facts"]["host"]["kernel"] == os.uname().release
+
+
+def test_state_folder_that_cannot_be_looked_into_costs_only_itself(tmp_path: Path) -> None:
+    facts = gather(State(root=tmp_path / ("a" * 300), runs=tmp_path), Console.create())
+    assert [text.split(" could not be read: ")[0] for text in facts.unread] == [
+        "the environments",
+        "the CUDA homes",
+        "the wheels",
+    ]
+    assert facts.tools

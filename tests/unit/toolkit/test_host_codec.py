@@ -233,3 +233,15 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
 def test_file_that_is_not_there(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot read"):
         load_facts(tmp_path / name)
+
+
+def test_more_cards_than_any_machine_has_are_refused_at_once() -> None:
+    card = {"index": 0, "uuid": "", "name": "", "bus_id": ""}
+    with pytest.raises(UsageError, match="gpus must be a list of 64 at most, not a list of 100000"):
+        facts_from_json({**facts_to_json(FACTS), "gpus": [card] * 100_000}, "f")
+
+
+def test_text_longer_than_any_variable_is_refused() -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "0," * 100_000}
+    with pytest.raises(UsageError, match=r"CUDA_VISIBLE_DEVICES.* has 200000 characters; a text has 131072 at most"):
+        facts_from_json({**facts_to_json(FACTS), "variables": variables}, "f")

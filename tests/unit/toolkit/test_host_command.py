@@ -361,3 +361,24 @@ def test_a_check_of_links_that_fails_leaves_the_other_findings(
     assert [item["id"] for item in document["findings"]] == ["slow-link", "no-ccache"]
     assert document["error"]["message"] == "the stack is not installed"
     assert last_run().manifest["summary"] == {"error": "the stack is not installed"}
+
+
+def test_findings_are_shown_and_kept_when_the_facts_cannot_be_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert run(Options(save=tmp_path / "file/facts.json"), as_json=True) == PreflightError.exit_code
+    document = json.loads(capsys.readouterr().out)
+    assert [found["id"] for found in document["findings"]] == [WARN.id, NOTE.id]
+    assert "--save: cannot write" in document["error"]["message"]
+    assert "SM120_HOME" not in document["error"]["remedy"]
+
+
+def test_dead_link_is_not_replaced_and_a_link_to_facts_stays_one(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "target.json")
+    with pytest.raises(UsageError, match="is no facts file, so it is left alone"):
+        doctor(Options(save=link))
+    doctor(Options(save=tmp_path / "target.json"))
+    doctor(Options(save=link))
+    assert link.is_symlink()

@@ -375,3 +375,39 @@ def test_ptxas_that_triton_runs_for_these_cards(state: State, tmp_path: Path) ->
 def test_no_state_folder_no_environments(state: State) -> None:
     assert environments.environments(state, os.environ) == {}
     assert environments.wheels(state) == ()
+
+
+def test_folder_without_a_possible_name_costs_only_itself(tmp_path: Path) -> None:
+    runtime = tmp_path / "cuda/lib64/libcudart.so.13"
+    runtime.parent.mkdir(parents=True)
+    runtime.touch()
+    endless = "/" + "a" * 300
+    env = {"CUDA_HOME": endless, "LD_LIBRARY_PATH": f"{endless}:{runtime.parent}", "PATH": ""}
+    found = {toolkit.seen_by: toolkit for toolkit in toolkits.toolkits(env, root=tmp_path / "nothing")}
+    assert found[("CUDA_HOME",)].problems == ("it cannot be read: File name too long",)
+    assert found[("LD_LIBRARY_PATH",)].root == str(tmp_path / "cuda")
+
+
+def test_pipes_in_an_environment_do_not_stop_the_doctor(tmp_path: Path) -> None:
+    state = State(root=tmp_path, runs=tmp_path / "runs")
+    folder = state.env("piped")
+    site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    info = site / "torch-2.14.1.dist-info"
+    info.mkdir(parents=True)
+    (site / "~orch-2.13.0.dist-info").mkdir()
+    (folder / "pyvenv.cfg").write_text("version = 3.11.2\n")
+    for pipe in (info / "METADATA", folder / "sm120-lock.json", state.adopted("other")):
+        os.mkfifo(pipe)
+    read = environments.environments(state, {})
+    environment = read["piped"]()
+    assert [(d.name, d.version) for d in environment.distributions] == [("torch", "2.14.1")]
+    assert environment.problem == f"{folder / 'sm120-lock.json'} is not a file"
+    assert read["other"]().problem == f"{state.adopted('other')} is not a file"
+
+
+def test_dist_info_without_a_version_keeps_its_name(tmp_path: Path) -> None:
+    state = State(root=tmp_path, runs=tmp_path / "runs")
+    site = state.env("s") / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    (site / "sglang.dist-info").mkdir(parents=True)
+    (state.env("s") / "pyvenv.cfg").touch()
+    assert [(d.name, d.version) for d in environments.environments(state, {})["s"]().distributions] == [("sglang", "")]

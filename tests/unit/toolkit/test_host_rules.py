@@ -1,6 +1,7 @@
 """The doctor's rules on snapshots: what each says, and that healthy machines hear nothing worse than a note."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -147,3 +148,26 @@ def test_a_rule_that_fails_costs_only_its_own_findings(monkeypatch: pytest.Monke
 def test_verdict_does_not_depend_on_the_order_of_cards(name: str) -> None:
     facts = snapshots.facts_of(name)
     assert judge(replace(facts, gpus=tuple(reversed(facts.gpus)))) == judge(facts)
+
+
+def test_a_command_never_runs_what_a_facts_file_says() -> None:
+    hostile = "x; touch y $(z)"
+    seen = set()
+    for name in NAMES:
+        facts = load_facts(snapshots.path_of(name))
+        facts = replace(
+            facts,
+            environments=tuple(
+                replace(e, stack=hostile, python=hostile, locked={k: v + hostile for k, v in e.locked.items()})
+                for e in facts.environments
+            ),
+            toolkits=tuple(
+                replace(t, root=t.root + hostile, seen_by=tuple(re.sub(":.*", f":{hostile}", way) for way in t.seen_by))
+                for t in facts.toolkits
+            ),
+        )
+        for finding in judge(facts):
+            if finding.cure and hostile in finding.cure and re.match(r"scripts/inv|export|'|\. |rm ", finding.cure):
+                seen.add(finding.id)
+                assert any(hostile in word for word in shlex.split(finding.cure)), finding.cure
+    assert {"torch-replaced", "environment-broken", "toolkits-mixed", "nvcc-too-old"} <= seen

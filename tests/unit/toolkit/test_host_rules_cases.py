@@ -636,3 +636,7 @@ def test_cpu_build_where_it_belongs() -> None:
     plain = Torch(version="2.14.1+cpu", arch_list=())
     assert severities("torch-cpu-build", "hand-made", env(torch=plain, locked={})) == ["refuse"]
     assert severities("torch-cpu-build", "hand-made", env(torch=plain, locked={"torch": "2.14.1+cpu"})) == []
+
+
+def test_number_without_end_is_no_version() -> None:
+    assert reading.parsed("1" * 5000) is None

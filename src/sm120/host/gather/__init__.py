@@ -27,6 +27,8 @@ def gather(state: State, console: Console) -> Facts:
         driver=gpus.kernel_side("NVML could not be asked")
     )
     found = tuple(_environments(state, env, probe))
+    homes: list[tuple[str, Path]] = []
+    own = [*_wheels(found), *probe("the CUDA homes", lambda: _homes(state), homes)]
     return Facts(
         collected=datetime.now(UTC).isoformat(timespec="seconds"),
         toolkit=__version__,
@@ -38,7 +40,7 @@ def gather(state: State, console: Console) -> Facts:
         pairs=cards.pairs,
         disks=probe("the disks", lambda: disks.disks(disks.folders(env, _home(), state)), ()),
         limits=probe("the limits", system.limits, {}),
-        toolkits=probe("the CUDA toolkits", lambda: toolkits.toolkits(env, _own(state, found)), ()),
+        toolkits=probe("the CUDA toolkits", lambda: toolkits.toolkits(env, own), ()),
         tools=probe("the tools", lambda: programs.tools(env), ()),
         environments=found,
         wheels=probe("the wheels", lambda: environments.wheels(state), ()),
@@ -74,19 +76,23 @@ class _Probe:
 
 
 def _environments(state: State, env: dict[str, str], probe: _Probe) -> Iterator[Environment]:
-    for name, read in environments.environments(state, env).items():
+    none: dict[str, Callable[[], Environment]] = {}
+    for name, read in probe("the environments", lambda: environments.environments(state, env), none).items():
         found = probe(f"the environment {name}", read, None)
         if found is not None:
             yield found
 
 
-def _own(state: State, found: tuple[Environment, ...]) -> Iterator[tuple[str, Path]]:
-    """The CUDA toolkits that the stacks bring themselves: their wheels', and the homes made of these."""
+def _wheels(found: tuple[Environment, ...]) -> Iterator[tuple[str, Path]]:
+    """The CUDA toolkits in the environments' wheels."""
     for environment in found:
         for folder in toolkits.wheels(Path(environment.site)) if environment.site else ():
             yield f"wheels:{environment.stack}", folder
-    for home in sorted((state.root / "cuda").glob("*/")):
-        yield f"home:{home.name}", home
+
+
+def _homes(state: State) -> list[tuple[str, Path]]:
+    """The CUDA homes that setup made of these."""
+    return [(f"home:{home.name}", home) for home in sorted((state.root / "cuda").glob("*/"))]
 
 
 def _home() -> Path | None:

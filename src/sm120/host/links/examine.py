@@ -23,13 +23,13 @@ from sm120.state import State
 _NEEDED: Final = 2 << 30  # bytes on each GPU: buffers, the CUDA context and NCCL's own
 
 
-def check(state: State, console: Console, run: Run, stack: str, *, facts: Facts | None = None) -> LinkReport:
+def check(state: State, console: Console, run: Run, stack: str, *, facts: Facts) -> LinkReport:
     """Checks the links between all GPUs that torch of the stack sees, chooses a setting, and records it.
 
     ``stack``: empty for the one that setup made last. NothingChecked with fewer than two GPUs; PreflightError where
     the stack has no usable CUDA torch, or the GPUs have no memory free.
     """
-    gpus, pairs, driver = _hardware(facts)
+    gpus = facts.gpus
     if len(gpus) < 2:
         seen = f"there is one GPU, {gpus[0].name}" if gpus else "there is no GPU"
         raise NothingChecked(f"{seen}; links are checked between two or more", remedy="scripts/inv doctor")
@@ -37,7 +37,7 @@ def check(state: State, console: Console, run: Run, stack: str, *, facts: Facts 
     bench = Bench(python=python, run=run, device="cuda", variables=variables)
     with console.step(f"asking torch of the stack {stack} for its GPUs"):
         seen_by_torch = look(bench, stack)
-    machine = Machine.of(seen_by_torch, gpus, pairs, driver)
+    machine = Machine.of(seen_by_torch, gpus, facts.pairs, facts.driver.version)
     report = measure(bench, machine, stack, console)
     path = save(report, state)
     run.write_json("links.json", report.as_json())
@@ -45,15 +45,6 @@ def check(state: State, console: Console, run: Run, stack: str, *, facts: Facts 
     console.table("NCCL settings (→ is what serve will use)", COLUMNS, report.rows())
     console.info(f"record: {path}")
     return report
-
-
-def _hardware(facts: Facts | None) -> tuple[Sequence[Gpu], Sequence[Pair], str | None]:
-    if facts is not None:
-        return facts.gpus, facts.pairs, facts.driver.version
-    from sm120.host.gather import gpus
-
-    found = gpus.cards()
-    return found.gpus, found.pairs, found.driver.version
 
 
 def _environment_of(name: str, state: State) -> tuple[str, Path, Mapping[str, str]]:

@@ -107,7 +107,7 @@ def packages_changed(facts: Facts) -> Iterator[Finding]:
     """Other packages than the lock says."""
     for environment in facts.environments:
         changed = []
-        present = {canonicalize_name(d.name): d.version for d in reversed(environment.distributions)}
+        present: dict[str, str] = {canonicalize_name(d.name): d.version for d in reversed(environment.distributions)}
         for name, version in sorted(_locked(environment).items()):
             installed = present.get(name)
             if name != "torch" and installed is None:
