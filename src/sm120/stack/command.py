@@ -14,7 +14,7 @@ from sm120.stack.install import adopt
 from sm120.stack.install.environment import Relocked, ensure_environment, fetch, relock, write_activation
 from sm120.stack.install.record import Environment
 from sm120.stack.selection import select
-from sm120.stack.spec import STACKS, Stack, load_stack, request
+from sm120.stack.spec import STACKS, Stack, is_name, load_stack, request
 from sm120.state import State
 
 if TYPE_CHECKING:
@@ -221,9 +221,10 @@ def _mirror(folder: Path, stack: Stack, state: State, console: Console) -> dict[
 
 def _adopt(options: Options, python: Path, state: State, console: Console) -> None:
     name = options.stack or adopt.DEFAULT_NAME
-    if "/" in name or name.endswith(".toml"):
+    if not is_name(name) or name.endswith(".toml"):
         raise errors.UsageError(
-            f"with --adopt, --stack is the name to adopt it by, not a file: {name!r}",
+            f"with --adopt, --stack is the name to adopt it by: short, of letters, digits, '.', '_' and '-', no file;"
+            f" not {name!r}",
             remedy=f"leave --stack out to call it {adopt.DEFAULT_NAME}",
         )
     with console.step(f"looking over {python}"):

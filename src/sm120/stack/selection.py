@@ -1,5 +1,7 @@
 """Which stack a task uses when it is told none: the one that ``setup`` made last."""
 
+import contextlib
+
 from sm120 import errors, files
 from sm120.state import State
 
@@ -8,7 +10,9 @@ def selected(state: State) -> str | None:
     """What to give as --stack; None when nothing was set up yet. UsageError when the record is damaged."""
     if not state.selected.exists():
         return None
-    content = files.read_json(state.selected)
+    content: object = None
+    with contextlib.suppress(errors.UsageError):  # damaged: the error below also says what to do
+        content = files.read_json(state.selected)
     name = content.get("stack") if isinstance(content, dict) else None
     if not isinstance(name, str) or not name:
         raise errors.UsageError(
@@ -20,4 +24,8 @@ def selected(state: State) -> str | None:
 
 
 def select(state: State, stack: str) -> None:
+    """Remembers it. What is remembered already is not written again: a call without work needs no space."""
+    with contextlib.suppress(errors.UsageError):
+        if selected(state) == stack:
+            return
     files.write_json_atomic(state.selected, {"schema": 1, "stack": stack})

@@ -138,6 +138,11 @@ class Stack:
         return next((package for package in self.packages if package.name == name), None)
 
 
+def is_name(text: str) -> bool:
+    """Whether a stack can have this name: files and folders are called after it."""
+    return _NAME.fullmatch(text) is not None and len(text) <= _LONGEST
+
+
 def names() -> list[str]:
     return sorted(path.stem for path in STACKS.glob("*.toml"))
 
@@ -199,7 +204,7 @@ class _Reader:
         if not isinstance(disk, int) or isinstance(disk, bool) or not 0 < disk < 10**7:
             raise doc.wrong(Place("", "disk-mb"), "disk-mb must be a whole number of megabytes above 0")
         name = doc.path.stem
-        if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        if not is_name(name):
             what = "letters, digits, '.', '_' and '-'"
             raise doc.error(1, f"the file's name must be at most {_LONGEST} {what}, not {name!r}")
         packages = self._packages()

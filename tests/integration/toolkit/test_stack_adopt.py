@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_an_adopted_one_stands_for_a_stack_of_its_name(home: Home, venv: Path) -
     for options in (Options(stack="mine", lock=True), Options(stack="mine", mirror=home.path / "mirror")):
         with pytest.raises(errors.UsageError, match="adopted interpreter: it has no lock") as raised:
             setup(options)
-        assert f"rm {home.state.adopted('mine')}" in (raised.value.remedy or "")
+        assert f"rm {shlex.quote(str(home.state.adopted('mine')))}" in (raised.value.remedy or "")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_change_is_told_and_it_can_be_adopted_again(home: Home, venv: Path, ch
     for attempt in (look, lambda name, state: ensure_environment(name, state, Console.current())):
         with pytest.raises(errors.PreflightError, match=f"has changed since .*{message}") as raised:
             attempt("theirs", home.state)
-        assert f"--adopt {venv} --stack theirs" in (raised.value.remedy or "")
+        assert f"--adopt {shlex.quote(str(venv))} --stack theirs" in (raised.value.remedy or "")
     if change != "python":
         setup(Options(adopt=venv, stack="theirs"))
         assert look("theirs", home.state)[0] is not None
@@ -137,6 +138,40 @@ def test_what_cannot_be_adopted(home: Home, venv: Path, tmp_path: Path) -> None:
         setup(Options(adopt=Path(sys.executable)))
     with pytest.raises(errors.UsageError, match="is the name to adopt it by"):
         setup(Options(adopt=venv, stack="./mine.toml"))
+    for name in ("a b", "-rf", "a\nb", "a" * 101):
+        with pytest.raises(errors.UsageError, match="letters, digits"):
+            setup(Options(adopt=venv, stack=name))
+    assert not home.path.exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *("adopted {", "adopted null", 'adopted {"version": "new", "folders": []}'),
+        'adopted {"version": "3.11.7", "folders": 5}',
+        'adopted {"version": "3.11.7", "folders": []}\npackage {"x',
+        'adopted {"version": "3.11.7", "folders": []}\npackage [1, 2, 3]',
+        f"adopted {'[' * 20_000}",
+    ],
+)
+def test_a_program_that_nearly_answers_as_a_python_does(home: Home, tmp_path: Path, said: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+    program.chmod(0o755)
+    with pytest.raises(errors.UsageError, match="does not answer as a Python does"):
+        setup(Options(adopt=program))
+    assert not home.path.exists()
+
+
+def test_a_program_whose_torch_says_nonsense(home: Home, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text(
+        "#!/bin/sh\ncase $* in *'import json, torch'*) echo 'adopted {\"version\": 5}' ;;"
+        ' *) echo \'adopted {"version": "3.11.7", "folders": []}\' ;; esac\n'
+    )
+    program.chmod(0o755)
+    with pytest.raises(errors.BinaryError, match="its torch does not import"):
+        setup(Options(adopt=program))
     assert not home.path.exists()
 
 
@@ -152,8 +187,9 @@ def test_a_damaged_record_is_one_error(home: Home, venv: Path) -> None:
     setup(Options(adopt=venv))
     for text in ("{", "[]", '{"schema": 99}', '{"schema": 1}'):
         home.state.adopted("adopted").write_text(text)
-        with pytest.raises(errors.UsageError):
+        with pytest.raises(errors.UsageError, match="of another version or damaged") as raised:
             look("adopted", home.state)
+        assert "--adopt PYTHON --stack adopted" in str(raised.value.remedy)
 
 
 def test_dry_run_registers_nothing(home: Home, venv: Path) -> None:

@@ -1,6 +1,7 @@
 """``setup``'s flags: which stack, the lock, plans, and what does not go together."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from tests.integration.toolkit.local_index import LocalIndex, serving
 from tests.integration.toolkit.stack_home import Home
 
-from sm120 import errors
+from sm120 import errors, files
 from sm120.console import Console
 from sm120.host import gather
 from sm120.stack import selected
@@ -76,6 +77,21 @@ def test_lock_writes_the_lock_alone_and_says_what_changed(
     assert "leaf     1.0" in said
 
 
+def test_dry_run_of_a_damaged_lock_is_the_error_that_the_installation_ends_with(
+    index: LocalIndex, home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index.wheel("numpy", "2.4")
+    stack = str(home.stack_file('numpy = "2.4"'))
+    files.write_text_atomic(home.state.lock_file("mine"), "[")
+    for dry_run in (True, False):
+        with pytest.raises(errors.UsageError, match="not a lock that can be used") as raised:
+            setup(Options(stack=stack, dry_run=dry_run))
+        assert "add --lock to the setup command" in str(raised.value.remedy)
+    capsys.readouterr()
+    setup(Options(stack=stack, dry_run=True, lock=True))
+    assert "would resolve the stack" in capsys.readouterr().out
+
+
 def test_a_damaged_lock_is_mended_by_lock(index: LocalIndex, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     index.wheel("numpy", "2.4")
     options = Options(stack=str(home.stack_file('numpy = "2.4"')), lock=True)
@@ -100,7 +116,7 @@ def test_setup_installs_selects_and_writes_the_activation(
     assert result["chosen_because"] == "asked for"
     activation = home.state.activation("mine")
     assert result["activation"] == str(activation)
-    assert f". {activation}" in said
+    assert f". {shlex.quote(str(activation))}" in said
     assert selected(home.state) == str(stack.path)
 
     activation.unlink()
@@ -205,5 +221,15 @@ def test_selection(home: Home) -> None:
     assert selected(home.state) == "stable"
     for text in ("{", "[]", "{}", '{"stack": 5}', '{"stack": ""}'):
         home.state.selected.write_text(text)
-        with pytest.raises(errors.UsageError):
+        with pytest.raises(errors.UsageError, match="does not name a stack") as raised:
             selected(home.state)
+        assert raised.value.remedy
+    select(home.state, "cpu")
+    assert selected(home.state) == "cpu"
+
+
+def test_a_selection_that_stays_the_same_is_not_written_again(home: Home) -> None:
+    select(home.state, "cpu")
+    before = home.state.selected.stat()
+    select(home.state, "cpu")
+    assert home.state.selected.stat() == before  # another file would have another inode

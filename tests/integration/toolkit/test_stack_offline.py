@@ -224,7 +224,7 @@ PYTHON = f"3.{sys.version_info[1]}"
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(damage_manifest, "not JSON", id="half a manifest"),
+        pytest.param(damage_manifest, "is damaged", id="half a manifest"),
         pytest.param(other_manifest, "not the manifest of a mirror", id="somebody's manifest"),
         pytest.param(
             new_lock_old_manifest, r"pylock\.toml has changed since, or the mirror was not", id="half written"
@@ -233,7 +233,7 @@ PYTHON = f"3.{sys.version_info[1]}"
         pytest.param(no_wheel, r"wheels/numpy-.* is missing", id="no wheel"),
         pytest.param(cut_wheel, r"wheels/numpy-.* has \d+ bytes, not \d+", id="half a wheel"),
         pytest.param(changed_wheel, "expected SHA-256", id="a changed wheel"),
-        pytest.param(edit_lock(f'python = "{PYTHON}"', 'python = "3.99"'), "needs a Python 3.99", id="another python"),
+        pytest.param(edit_lock(f'python = "{PYTHON}"', 'python = "3.99"'), "needs Python 3.99", id="another python"),
         pytest.param(edit_lock("linux_x86_64", "linux_riscv64"), "is for linux_riscv64", id="another machine"),
         pytest.param(edit_lock('path = "wheels/num', 'path = "../num'), "no usable URL or path", id="outside"),
     ],
@@ -288,13 +288,27 @@ def test_a_mirror_that_may_not_be_written_is_told_before_the_work(
     assert not home.path.exists()
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1, "stack": "../x", "files": {}}'])
+def test_a_damaged_manifest_says_how_to_make_the_mirror_whole(home: Home, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "sm120-mirror.json").write_text(text)
+    for options in (Options(offline=folder), Options(stack=str(home.stack_file(PACKAGES)), mirror=folder)):
+        with pytest.raises(errors.UsageError, match="is damaged, or not the manifest") as raised:
+            setup(options)
+        assert f"rm '{folder}/sm120-mirror.json'" in str(raised.value.remedy)
+    assert not home.path.exists()
+
+
 def test_a_mirror_needs_space(home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "numpy", "2.4")
     stack = home.stack('numpy = "2.4"')
     lock = home.write_lock(stack, {wheel: wheel.as_uri()})
     home.store().fetch(lock.files, None, Console.current())
     monkeypatch.setattr(files, "free_bytes", lambda _: 10)
-    with pytest.raises(errors.PreflightError, match=r"the mirror needs \d+ more bytes"):
+    with pytest.raises(
+        errors.PreflightError, match=r"the mirror needs another \d+ B in .*: \d+ B more than the 10 B that are free"
+    ):
         mirror.write(tmp_path / "new", stack, lock, home.store(), Console.current())
 
 

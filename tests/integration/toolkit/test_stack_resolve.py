@@ -366,7 +366,10 @@ def test_what_is_last_must_be_needed(index: LocalIndex, pip_config: Configure) -
     ("fault", "words"),
     [("gone", "answers 404 Not Found"), ("refused", "answers 403 Forbidden"), ("truncated", "broke off")],
 )
-def test_files_that_do_not_come(index: LocalIndex, pip_config: Configure, fault: str, words: str) -> None:
+def test_files_that_do_not_come(
+    index: LocalIndex, pip_config: Configure, monkeypatch: pytest.MonkeyPatch, fault: str, words: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # uv breaks its lines by it
     wheel = index.wheel("torch", "2.13.0", padding=100_000)
     index.faults[wheel.name] = fault  # type: ignore[assignment] # one of the literals
     pip_config(f"index-url = {index.url}\n")
@@ -515,6 +518,7 @@ def test_git_that_cannot_be_had(pip_config: Configure, tmp_path: Path) -> None:
     error = failure(text)
     assert error.exit_code == 12
     assert "does not build" in error.message
+    assert "['" not in error.message  # a line, not a list of lines
 
 
 def test_a_package_that_is_there_only_as_source(index: LocalIndex, pip_config: Configure, tmp_path: Path) -> None:

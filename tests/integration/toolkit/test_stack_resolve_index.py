@@ -151,6 +151,7 @@ def test_configuration_as_pip_tells_it(pip_files: Path, monkeypatch: pytest.Monk
         "extra-index-url =\n    https://a.example.org/simple\n    https://b.example.org/simple\n"
         f"find-links = {pip_files / 'wheels'} {pip_files / 'gone'}\n[install]\ntrusted-host = a.example.org\n"
     )
+    (pip_files / "c.txt").touch()
     monkeypatch.setenv("PIP_CONSTRAINT", str(pip_files / "c.txt"))
     monkeypatch.setenv("PIP_RETRIES", "2")
     monkeypatch.setenv("PIP_PROXY", "proxy:3128")
@@ -171,6 +172,15 @@ def test_file_that_is_named_wins_whatever_its_path(pip_files: Path, monkeypatch:
         (pip_files / "xdg" / "pip" / "pip.conf").write_text("[global]\nindex-url = https://all.example.org/\n")
         monkeypatch.setenv("PIP_CONFIG_FILE", str(pip_files / name))
         assert read_pip_config().index_url == f"https://{name}.example.org/"
+
+
+@pytest.mark.parametrize("key", ["cert", "client-cert", "constraint"])
+def test_a_file_that_pip_is_told_of_and_that_is_not_there(
+    pip_files: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv(f"PIP_{key.upper().replace('-', '_')}", "/nowhere/file")
+    with pytest.raises(errors.PreflightError, match=f"pip's {key} is /nowhere/file, which does not exist"):
+        read_pip_config()
 
 
 def test_configuration_that_pip_cannot_read(pip_files: Path) -> None:

@@ -76,7 +76,7 @@ def test_file_by_name() -> None:
 def test_no_lock(tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match="cannot read") as raised:
         read_lock(tmp_path / "none.toml")
-    assert "setup --lock" in (raised.value.remedy or "")
+    assert "add --lock to the setup command" in (raised.value.remedy or "")
 
 
 @pytest.mark.parametrize(

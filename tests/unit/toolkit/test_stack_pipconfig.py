@@ -107,6 +107,7 @@ def test_everything_is_configured() -> None:
         "UV_PYTHON_DOWNLOADS": "never",
         "UV_NO_PROGRESS": "1",
         "NO_COLOR": "1",
+        "COLUMNS": "10000",
         "UV_DEFAULT_INDEX": "https://u:p%40ss@a.org:8080/simple",
         "UV_INDEX": "https://b.org/simple file:///c file:///here/sub/d",
         "UV_HTTP_TIMEOUT": "13",

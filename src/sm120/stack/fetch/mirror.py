@@ -5,6 +5,7 @@
 The manifest is written last and names the hashes of stack file and lock, so half a mirror is told from a whole one.
 """
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sm120 import __version__, errors, files
-from sm120.console import Console
+from sm120.console import Console, size
 from sm120.stack.fetch.store import Store
 from sm120.stack.install.interpreter import platform_tag
 from sm120.stack.lock import Lock, LockedFile, read_lock, write_lock
@@ -53,14 +54,14 @@ def write(folder: Path, stack: Stack, lock: Lock, store: Store, console: Console
         free = files.free_bytes(folder)
         if free < total:
             raise errors.PreflightError(
-                f"the mirror needs {total} more bytes in {folder}, {free} are free",
+                f"the mirror needs another {size(total)} in {folder}: {size(total - free)} more than the"
+                f" {size(free)} that are free",
                 where=str(folder),
                 remedy="free some space, or choose another folder",
             )
         with console.progress(total, "copying wheels", in_bytes=True) as progress:
             for file in wanted:
-                size = _copy(store.path(file), folder / WHEELS / file.filename)
-                progress.advance(size, file.filename)
+                progress.advance(_copy(store.path(file), folder / WHEELS / file.filename), file.filename)
         _describe(folder, stack, lock)
     return len(wanted)
 
@@ -119,10 +120,9 @@ def _manifest(folder: Path) -> Mapping[str, Any]:
             where=str(path),
             remedy=f"make one where the network is: scripts/inv setup --mirror {shlex.quote(str(folder))}",
         )
-    try:
+    content: Any = None
+    with contextlib.suppress(errors.UsageError):  # damaged: the error below also says what to do
         content = files.read_json(path)
-    except errors.UsageError:
-        content = None
     if (
         not isinstance(content, dict)
         or content.get("schema") != SCHEMA

@@ -3,6 +3,7 @@
 What is read of them is read with ``-I -B``: no user folder, no variables, no byte code written.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -92,7 +93,9 @@ def find(name: str, state: State) -> Environment | None:
     path = state.adopted(name)
     if not path.exists():
         return None
-    content = files.read_json(path)
+    content: Any = None
+    with contextlib.suppress(errors.UsageError):  # damaged: the error below also says what to do
+        content = files.read_json(path)
     if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in _KEYS.items()):
         raise errors.UsageError(
             f"{path} is of another version or damaged",
@@ -210,10 +213,11 @@ def _ask(python: Path) -> tuple[dict[str, Any], list[Found]]:
         code, lines, tail = _run(python, _ASK)
     except errors.PreflightError as error:
         code, lines, tail = 1, [], [error.message]
-    said, packages = (_parsed(lines[0]), [_parsed(line) for line in lines[1:]]) if lines else (None, [])
+    said: Any = _parsed(lines[0]) if lines else None
+    packages = [_parsed(line) for line in lines[1:]]
     if code or not _is_interpreter(said) or not all(_is_package(package) for package in packages):
         raise errors.UsageError(
-            f"--adopt: {python} does not answer as a Python does: {tail[-1] if tail else 'no output'}",
+            f"--adopt: {python} does not answer as a Python does: {tail[-1][:200] if tail else 'no output'}",
             where=str(python),
             remedy="name a Python interpreter, as in /opt/venv/bin/python",
         )

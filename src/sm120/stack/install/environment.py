@@ -184,7 +184,7 @@ class _Making:
 
     def _fetch(self, lock: "Lock", given: "Lock | None") -> None:
         missing = self.store.missing_bytes(lock.files)
-        self._check_space(self.stack.disk_bytes + missing, f" ({missing} of them for wheels)" if missing else "")
+        self._check_space(self.stack.disk_bytes + missing, f" ({size(missing)} of them for wheels)" if missing else "")
         fetch(given or lock, self.store, self.console, offline=given is not None)
 
     def _check_space(self, needed: int, what: str) -> None:
@@ -192,7 +192,8 @@ class _Making:
         free = files.free_bytes(folder)
         if free < needed:
             raise errors.PreflightError(
-                f"the stack {self.stack.name} needs {needed} bytes{what} in {folder.parent}, {free} are free",
+                f"the stack {self.stack.name} needs {size(needed)}{what} in {folder.parent}: {size(needed - free)} more"
+                f" than the {size(free)} that are free",
                 where=str(folder.parent),
                 remedy=f"free some space, or {files.MOVE_REMEDY}",
             )

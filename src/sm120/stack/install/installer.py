@@ -15,6 +15,7 @@ from sm120.stack.fetch.store import Store
 from sm120.stack.lock import LockedFile
 
 _SECONDS = 3600.0
+_SHOWN = 500  # letters of uv's own explanation
 _WORK = ".sm120-install"  # inside the environment: one file system, so uv can move instead of copying
 # What would lead uv or Python elsewhere than to the environment that is named.
 _ELSEWHERE = ("UV_", "PIP_")
@@ -86,9 +87,11 @@ def _explain(tail: Sequence[str], log: Path) -> errors.ToolkitError:
             where=str(log),
             remedy="see that nothing else writes into the wheel store, then run the same command again",
         )
-    lines = [line.strip(" ╰─▶├×") for line in tail if line.strip()]
+    lines = [line.strip(" ╰─▶├×│") for line in tail if line.strip()]
+    start = next((number for number, line in enumerate(lines) if line.startswith("error")), max(0, len(lines) - 1))
+    said = " ".join(lines[start:]).removeprefix("error: ")  # uv breaks long lines where COLUMNS says so
     return errors.PreflightError(
-        f"uv could not install the wheels: {lines[-1] if lines else 'no output'}",
+        f"uv could not install the wheels: {said[:_SHOWN] or 'no output'}",
         where=str(log),
         remedy="see the log named above, mend what it says, then run the same command again",
     )

@@ -90,6 +90,7 @@ class PipConfig:
         """The whole environment for uv, made of ours: no uv configuration but how to reach and authenticate."""
         env = {k: v for k, v in base.items() if (not k.startswith("UV_") or k in _KEPT) and k not in _ELSEWHERE}
         env |= {"UV_NO_CONFIG": "1", "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        env["COLUMNS"] = "10000"  # uv breaks its lines by it, and its errors are read line by line
         if self.index_url is not None:
             env["UV_DEFAULT_INDEX"] = self.index_url
         if self.extra_index_urls:
