@@ -35,10 +35,10 @@ def _help(*names: str, **own: str) -> dict[str, str]:
 def doctor(
     c: Context,
     links: bool = False,
-    facts: str = "",
-    save: str = "",
-    stack: str = "",
-    home: str = "",
+    facts: str | None = None,
+    save: str | None = None,
+    stack: str | None = None,
+    home: str | None = None,
     json: bool = False,
     verbose: bool = False,
 ) -> None:
@@ -72,13 +72,13 @@ def doctor(
 )
 def setup(
     c: Context,
-    stack: str = "",
+    stack: str | None = None,
     lock: bool = False,
-    mirror: str = "",
-    offline: str = "",
-    adopt: str = "",
+    mirror: str | None = None,
+    offline: str | None = None,
+    adopt: str | None = None,
     dry_run: bool = False,
-    home: str = "",
+    home: str | None = None,
     json: bool = False,
     verbose: bool = False,
 ) -> None:
@@ -124,23 +124,23 @@ def setup(
 )
 def validate_backends(
     c: Context,
-    model: str = "",
-    tp: str = "",
+    model: str | None = None,
+    tp: str | None = None,
     quick: bool = False,
     full: bool = False,
     self_test: bool = False,
-    seeds: str = "",
-    seed: str = "",
-    only: str = "",
-    moe_backends: str = "",
-    fp4_backends: str = "",
-    stack: str = "",
+    seeds: str | None = None,
+    seed: str | None = None,
+    only: str | None = None,
+    moe_backends: str | None = None,
+    fp4_backends: str | None = None,
+    stack: str | None = None,
     require_servable: bool = False,
-    resume: str = "",
+    resume: str | None = None,
     list: bool = False,
-    device: str = "",
+    device: str | None = None,
     dry_run: bool = False,
-    home: str = "",
+    home: str | None = None,
     json: bool = False,
     verbose: bool = False,
 ) -> None:
@@ -185,9 +185,9 @@ def validate_backends(
 def dev_test(
     c: Context,
     slow: bool = False,
-    only: str = "",
-    k: str = "",
-    home: str = "",
+    only: str | None = None,
+    k: str | None = None,
+    home: str | None = None,
     json: bool = False,
     verbose: bool = False,
 ) -> None:
@@ -202,7 +202,7 @@ def dev_lint(c: Context, json: bool = False, verbose: bool = False) -> None:
 
 
 @task(name="types", auto_shortflags=False, help=_help("home", "json", "verbose"))
-def dev_types(c: Context, home: str = "", json: bool = False, verbose: bool = False) -> None:
+def dev_types(c: Context, home: str | None = None, json: bool = False, verbose: bool = False) -> None:
     """Check types: the toolkit's, and the cells' with the CPU stack's torch."""
     entry.run(c, "sm120.dev.command:types", home=home, json=json, verbose=verbose)
 
@@ -218,7 +218,7 @@ def dev_format(c: Context, json: bool = False, verbose: bool = False) -> None:
     auto_shortflags=False,
     help=_help("home", "json", "verbose", name="which benchmark: matrix or setup"),
 )
-def dev_bench(c: Context, name: str, home: str = "", json: bool = False, verbose: bool = False) -> None:
+def dev_bench(c: Context, name: str, home: str | None = None, json: bool = False, verbose: bool = False) -> None:
     """Measure the toolkit itself: ``dev.bench matrix``, ``dev.bench setup``."""
     entry.run(c, "sm120.dev.bench:bench", name=name, home=home, json=json, verbose=verbose)
 
@@ -233,7 +233,9 @@ def dev_bench(c: Context, name: str, home: str = "", json: bool = False, verbose
         since="versions of the build files since this date (default: 2025-09-01)",
     ),
 )
-def dev_patches(c: Context, repository: str = "", since: str = "", json: bool = False, verbose: bool = False) -> None:
+def dev_patches(
+    c: Context, repository: str | None = None, since: str | None = None, json: bool = False, verbose: bool = False
+) -> None:
     """Try the patches on every version of the build files in a repository's history."""
     entry.run(c, "sm120.dev.patches:patches", repository=repository, since=since, json=json, verbose=verbose)
 

@@ -37,7 +37,9 @@ def run(context: Context, target: str, **flags: object) -> None:
 
 def _call(settings: Mapping[str, object], target: str, flags: Mapping[str, object]) -> int:
     config.use(config.resolve(settings))
-    if flags.get("home"):
+    if flags.get("home") is not None:
+        if not flags["home"]:
+            raise errors.UsageError("--home is empty", remedy="give it a value, or leave --home out")
         config.move(str(flags["home"]))
     module, _, name = target.partition(":")
     command: Callable[[Any], int | None] = getattr(importlib.import_module(module), name)
@@ -125,9 +127,12 @@ def options_for(command: Callable[[Any], object], flags: Mapping[str, object]) -
             if name in {"json", "verbose", "home"}:
                 continue
             raise TypeError(f"{cls.__name__} has no field for the flag {name!r}")
-        if raw is None or (raw == "" and fields[name].default is not dataclasses.MISSING):
+        if raw is None:
             continue  # not given: the dataclass knows the default
-        values[name] = parse_flag("--" + name.replace("_", "-"), raw, types_of[name])
+        flag = "--" + name.replace("_", "-")
+        if raw == "":  # as from an unset variable of the shell; taken for "not given" it would do something else
+            raise errors.UsageError(f"{flag} is empty", remedy=f"give it a value, or leave {flag} out")
+        values[name] = parse_flag(flag, raw, types_of[name])
     options: object = cls(**values)
     return options
 

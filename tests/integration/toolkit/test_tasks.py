@@ -114,6 +114,8 @@ def test_home_that_cannot_be_written(tmp_path: Path) -> None:
         (("test", "--only", "lintt"), "--only: no part is named 'lintt'; did you mean lint?"),
         (("dev.bench", "--name", "nothing"), "no benchmark is named 'nothing'"),
         (("dev.patches",), "--repository is missing"),
+        (("setup", "--offline", ""), "--offline is empty"),
+        (("setup", "--home", ""), "--home is empty"),
         (("setup", "--offline", "x", "--adopt", "y"), "--adopt"),
         (("doctor", "--links", "--facts", "x"), "--links measures this machine, --facts judges another one"),
         (("validate-backends", "--tp", "two"), "--tp: 'two' is not a whole number"),

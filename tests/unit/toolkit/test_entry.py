@@ -34,8 +34,13 @@ def test_flags_become_what_the_fields_are() -> None:
     )
 
 
+def test_an_empty_value_is_not_the_same_as_none() -> None:
+    with pytest.raises(errors.UsageError, match="--model is empty"):
+        entry.options_for(command, {"model": ""})
+
+
 def test_flags_not_given_leave_the_defaults() -> None:
-    flags = {"tp": "", "model": "", "only": None, "quick": False, "verbose": True, "home": "/x"}
+    flags = {"tp": None, "model": None, "only": None, "quick": False, "verbose": True, "home": "/x"}
     assert entry.options_for(command, flags) == Options()
 
 
