@@ -186,7 +186,7 @@ def test_full_disk(tmp_path: Path) -> None:
 def test_small_disk(tmp_path: Path) -> None:
     done = in_namespace('mount -t tmpfs -o size=1m none "$1"', tmp_path)
     assert done.returncode == 10, done.stderr
-    assert re.search(r"the stack cpu needs 1600000000 bytes in .*, \d+ are free", done.stderr)
+    assert re.search(r"the stack cpu needs 1\.6 GB in .*: 1\.6 GB more than the .* that are free", done.stderr)
 
 
 def test_reader_that_goes_away_is_no_fault(tmp_path: Path) -> None:
