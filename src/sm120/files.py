@@ -52,6 +52,17 @@ def make_folder(path: Path) -> Path:
 def write_bytes_atomic(path: Path, data: bytes) -> None:
     """Replaces ``path`` by a file that holds ``data``; a reader sees the old file or the new one, whatever happens."""
     with writing(path):
+        staged = stage(path, data, 0o666 & ~_umask())
+        try:
+            staged.replace(path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+
+
+def stage(path: Path, data: bytes, mode: int) -> Path:
+    """A new file beside ``path`` that holds ``data`` on the disk, to be renamed to it."""
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:
@@ -59,11 +70,11 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(name).chmod(0o666 & ~_umask())
-            Path(name).replace(path)
+            Path(name).chmod(mode)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+    return Path(name)
 
 
 def _umask() -> int:

@@ -1,8 +1,6 @@
 """Several files written as one: all of them, or none."""
 
 import contextlib
-import os
-import tempfile
 from pathlib import Path
 
 from sm120 import errors, files
@@ -48,15 +46,5 @@ def _restore(path: Path, data: bytes | None) -> None:
 def _stage(path: Path, data: bytes) -> Path:
     """A file beside ``path`` that holds ``data``, with the mode that ``path`` has."""
     with files.writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(path.stat().st_mode & 0o7777 if path.is_file() else 0o644)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    return Path(name)
+        mode = path.stat().st_mode & 0o7777 if path.is_file() else 0o644
+    return files.stage(path, data, mode)
