@@ -129,7 +129,7 @@ def options_for(command: Callable[[Any], object], flags: Mapping[str, object]) -
             raise TypeError(f"{cls.__name__} has no field for the flag {name!r}")
         if raw is None:
             continue  # not given: the dataclass knows the default
-        flag = "--" + name.replace("_", "-")
+        flag = "--" + name.strip("_").replace("_", "-")  # for_: as Invoke has it, since "for" is no name in Python
         if raw == "":  # as from an unset variable of the shell; taken for "not given" it would do something else
             raise errors.UsageError(f"{flag} is empty", remedy=f"give it a value, or leave {flag} out")
         values[name] = parse_flag(flag, raw, types_of[name])

@@ -53,6 +53,24 @@ class State:
         """The copy of a stack file that came with a mirror."""
         return self.root / "stacks" / f"{stack}.toml"
 
+    def build(self, stack: str, component: str) -> Path:
+        """Where a component's kernels are built for a stack: the copy of the source, its dependencies, the objects."""
+        return self.root / "build" / stack / component
+
+    @property
+    def sources(self) -> Path:
+        """Git repositories and archives that builds were fetched from."""
+        return self.root / "sources"
+
+    def kernels(self, stack: str) -> Path:
+        """The wheels that were built for a stack, and what is needed to go back to the one before."""
+        return self.root / "kernels" / stack
+
+    @property
+    def ccache(self) -> Path:
+        """The compiler cache of all builds."""
+        return self.root / "cache" / "ccache"
+
     @property
     def links(self) -> Path:
         """What was found about the links between the GPUs."""

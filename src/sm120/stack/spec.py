@@ -22,11 +22,12 @@ SCHEMA = 2
 STACKS = config.CHECKOUT / "stacks"
 _KEYS = {
     *("schema", "summary", "python", "disk-mb", "cuda", "packages", "overrides", "constraints"),
-    *("nightly", "index", "last", "prove"),
+    *("nightly", "index", "last", "prove", "kernels"),
 }
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _REMEDY = "correct the file; stacks/cpu.toml and stacks/nightly.toml are examples"
 _LONGEST = 100  # letters of a stack's name: longer names are made of it, and a file's name ends at 255 bytes
 
@@ -36,6 +37,14 @@ class GitSource:
     url: str
     commit: str  # 40 hexadecimal digits: a branch would not stay the same
     subdirectory: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSource:
+    """The repository of SGLang that ``build-kernels`` takes sgl-kernel from."""
+
+    url: str
+    revision: str  # a commit's 40 digits, or a tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +137,7 @@ class Stack:
     imports: tuple[str, ...]  # proved by importing them
     driver_imports: tuple[str, ...]  # the same, where libcuda.so.1 is; it comes with the driver
     cuda: str | None  # CUDA version of the home that is made from the wheels; None: no home
+    kernels: KernelSource | None = None  # None: there is nothing to build kernels from but a checkout of the user's
 
     def requirements(self) -> list[str]:
         """In the file's order, the nightly's packages last."""
@@ -226,6 +236,7 @@ class _Reader:
             imports=imports,
             driver_imports=driver_imports,
             cuda=self._cuda(),
+            kernels=self._kernels(packages),
         )
 
     def _python(self) -> str:
@@ -243,6 +254,24 @@ class _Reader:
         if not re.fullmatch(r"[1-9]\d?\.\d", text):
             raise self._doc.wrong(Place("", "cuda"), f'cuda must be a version as in "13.0", not {text!r}')
         return text
+
+    def _kernels(self, packages: tuple[Package, ...]) -> KernelSource | None:
+        """What [kernels] says, or else where SGLang itself comes from when that is a repository."""
+        if "kernels" not in self._doc.data:
+            git = next((package.git for package in packages if package.name == "sglang"), None)
+            return None if git is None else KernelSource(url=git.url, revision=git.commit)
+        table = self._doc.table("kernels")
+        self._doc.known(table, {"git", "commit", "tag"}, "kernels")
+        if ("commit" in table) == ("tag" in table):
+            raise self._doc.wrong(Place("kernels", "git"), "[kernels] must have either a commit or a tag")
+        key = "commit" if "commit" in table else "tag"
+        revision = self._doc.text(table, Place("kernels", key))
+        if not (_COMMIT if key == "commit" else _TAG).fullmatch(revision):
+            what = "all 40 digits of a commit" if key == "commit" else "a tag's name"
+            raise self._doc.wrong(Place("kernels", key), f"{key} must be {what}, not {revision!r}")
+        url = self._doc.text(table, Place("kernels", "git"))
+        schemes = {"https", "http", "ssh", "file"}
+        return KernelSource(url=self._url(url, schemes, Place("kernels", "git")), revision=revision)
 
     def _packages(self) -> tuple[Package, ...]:
         packages = tuple(self._package(name, value, place) for name, value, place in self._entries("packages"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sm120 import errors
-from sm120.stack.spec import GitSource, Override, Package, Stack, load_stack, names, parse, request
+from sm120.stack.spec import GitSource, KernelSource, Override, Package, Stack, load_stack, names, parse, request
 
 GOOD = """\
 schema = 2
@@ -367,3 +367,31 @@ def test_any_text_is_explained(text: str) -> None:
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = " + "9" * 5000, "a = 9999-99-99"])
 def test_text_that_overwhelms_the_reader(text: str) -> None:
     explained(text)
+
+
+def test_kernels_come_from_where_sglang_comes_from_unless_the_file_says_otherwise() -> None:
+    path = Path("/nowhere/a.toml")
+    git = KernelSource(url="https://example.org/sglang", revision="f88acf87805b1e27182c4927a47bc60818f768d8")
+    assert parse(GOOD, path).kernels == git
+    table = '[kernels]\ngit = "https://example.org/other"\ntag = "v0.5.23"\n'
+    assert parse(GOOD + table, path).kernels == KernelSource(url="https://example.org/other", revision="v0.5.23")
+    without = "\n".join(line for line in LINES if not line.startswith("sglang"))
+    assert parse(without, path).kernels is None
+    assert request(parse(GOOD + table, path)) == request(parse(GOOD, path))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        'git = "https://example.org/x"',
+        'git = "https://example.org/x"\ntag = "v1"\ncommit = "f88acf87805b1e27182c4927a47bc60818f768d8"',
+        'git = "https://example.org/x"\ncommit = "f88acf8"',
+        'git = "https://example.org/x"\ntag = "--upload-pack=x"',
+        'git = "ext::sh -c x"\ntag = "v1"',
+        'tag = "v1"',
+        'git = "https://example.org/x"\ntag = "v1"\nbranch = "main"',
+    ],
+)
+def test_a_wrong_kernels_table_is_refused_with_its_line(table: str) -> None:
+    with pytest.raises(errors.UsageError, match=r"a\.toml:\d+"):
+        parse(f"{GOOD}[kernels]\n{table}\n", Path("/nowhere/a.toml"))

@@ -35,7 +35,7 @@ def apply(series: Series, root: Path, context: Context) -> Applied:
     layout = detect_layout(root)
     made = propose_for(series, Tree(reader(root), layout), context)
     if made.conflicts:
-        raise _refusal(made, root)
+        raise refusal(made, root)
     if made.changes:
         tree = Tree(reader(root), layout)
         text = ledger.text_of(tree, series.patches, made)
@@ -170,12 +170,13 @@ def _lines(data: bytes | None) -> list[str]:
     return [f"{line}\n" for line in lines] + ([last] if last else [])
 
 
-def _refusal(made: Applied, root: Path) -> errors.PatchError:
+def refusal(made: Applied, root: Path) -> errors.PatchError:
+    """The error for a series that has conflicts on the tree at ``root``."""
     told = "; ".join(f"{o.patch}: {', '.join(o.where)}: {o.reason}" for o in made.conflicts)
     names = " and ".join(outcome.patch for outcome in made.conflicts)
     return errors.PatchError(
         f"{told}. Nothing was changed in {root}",
         where=next((place for outcome in made.conflicts for place in outcome.where), str(root)),
-        remedy=f"invoke build-kernels --patches shows all of them; take {names} out of patches/sgl-kernel/series.toml, "
+        remedy=f"scripts/inv build-kernels --patches shows all of them; take {names} out of patches/sgl-kernel/series.toml, "
         "or build a commit that the series knows",
     )

@@ -135,7 +135,7 @@ def test_one_conflict_changes_nothing_at_all(tmp_path: Path) -> None:
     assert caught.value.where == f"{main}:{line}"  # as the file on the disk counts, though patches moved it
     assert "sm120-only" in caught.value.message
     assert "Nothing was changed" in caught.value.message
-    assert "invoke build-kernels --patches" in str(caught.value.remedy)
+    assert "scripts/inv build-kernels --patches" in str(caught.value.remedy)
     assert trees.contents(tmp_path) == before
 
 
