@@ -177,6 +177,6 @@ def refusal(made: Applied, root: Path) -> errors.PatchError:
     return errors.PatchError(
         f"{told}. Nothing was changed in {root}",
         where=next((place for outcome in made.conflicts for place in outcome.where), str(root)),
-        remedy=f"scripts/inv build-kernels --patches shows all of them; take {names} out of patches/sgl-kernel/series.toml, "
-        "or build a commit that the series knows",
+        remedy=f"scripts/inv build-kernels --patches shows all of them; take {names} out of "
+        "patches/sgl-kernel/series.toml, or build a commit that the series knows",
     )

@@ -1,0 +1,7 @@
+#pragma once
+
+namespace marks {
+
+constexpr int none = 0;
+
+}  // namespace marks
