@@ -102,6 +102,66 @@ def setup(
     auto_shortflags=False,
     help=_help(
         "stack",
+        "dry_run",
+        "home",
+        "json",
+        "verbose",
+        source="a checkout of SGLang, or its kernel folder alone; never modified (default: the stack's repository)",
+        git_mirror="a folder of bare git mirrors and archives: nothing is then taken from the network",
+        dependency="folders that stand for dependencies: NAME=DIR, separated by commas",
+        arch="what to compile for, separated by commas: 12.0a, 12.0f, 12.1a (default: 12.0a)",
+        jobs="compilers at once (default: by cores and memory)",
+        component="sgl-kernel, or flashinfer: the modules that the validated backends need, ahead of time",
+        modules="with --component flashinfer: these modules only, separated by commas",
+        patches="show each patch's state on the source and the resulting diff, and build nothing",
+        rollback="go back to what was installed before",
+        install="--no-install: build the wheel, and leave the environment alone",
+    ),
+)
+def build_kernels(
+    c: Context,
+    source: str | None = None,
+    git_mirror: str | None = None,
+    dependency: str | None = None,
+    arch: str | None = None,
+    jobs: str | None = None,
+    component: str | None = None,
+    modules: str | None = None,
+    patches: bool = False,
+    rollback: bool = False,
+    install: bool = True,
+    stack: str | None = None,
+    dry_run: bool = False,
+    home: str | None = None,
+    json: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Build sgl-kernel for SM120 from source, install it and prove it."""
+    entry.run(
+        c,
+        "sm120.build.command:build_kernels",
+        source=source,
+        git_mirror=git_mirror,
+        dependency=dependency,
+        arch=arch,
+        jobs=jobs,
+        component=component,
+        modules=modules,
+        patches=patches,
+        rollback=rollback,
+        install=install,
+        stack=stack,
+        dry_run=dry_run,
+        home=home,
+        json=json,
+        verbose=verbose,
+    )
+
+
+@task(
+    auto_shortflags=False,
+    help=_help(
+        "stack",
         "device",
         "dry_run",
         "home",
@@ -241,5 +301,5 @@ def dev_patches(
 
 
 dev = Collection("dev", dev_test, dev_lint, dev_types, dev_format, dev_bench, dev_patches)
-namespace = Collection(doctor, setup, validate_backends, dev)
+namespace = Collection(doctor, setup, build_kernels, validate_backends, dev)
 namespace.add_task(dev_test, name="test")

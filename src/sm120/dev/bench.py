@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sm120 import errors
 from sm120.console import Console
-from sm120.dev import bench_matrix, bench_setup
+from sm120.dev import bench_build, bench_matrix, bench_setup
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Options:
 
 
 BENCHMARKS: dict[str, Benchmark] = {
+    "build": Benchmark(bench_build.SUMMARY, bench_build.build),
     "matrix": Benchmark(bench_matrix.SUMMARY, bench_matrix.matrix),
     "setup": Benchmark(bench_setup.SUMMARY, bench_setup.setup),
 }

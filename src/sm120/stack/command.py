@@ -261,6 +261,8 @@ def _report(environment: Environment, state: State, console: Console, seconds: f
     elif environment.fresh:
         _show(environment, console)
         console.info(f"the stack {name} is ready in {place} ({duration(seconds)})")
+        if any(state.kernels(name).glob("*.whl")):
+            console.info(f"the kernels that were built for it are not in it: scripts/inv build-kernels --stack {name}")
     else:
         console.info(f"the stack {name} is ready in {place}: nothing to do ({seconds:.3f} s)")
     activation = state.activation(name)

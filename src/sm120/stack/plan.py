@@ -54,16 +54,15 @@ def install(name: str, why_this: str, state: State, *, lock: bool, mirror: Path 
 
 def offline(stack: Stack, lock: "Lock", folder: Path, state: State) -> dict[str, Any]:
     """The plan for a stack from a mirror."""
-    found, why = look(stack, state)
-    same = found is not None and found.fingerprint == lock.fingerprint
+    found, why = look(stack, state, lock)
     plan = _plan(stack, state, lock, minor=lock.python) | {
         "chosen_because": f"the mirror {folder}",
-        "install": not same,
+        "install": found is None,
         "resolve": False,
-        "reason": "it is installed and whole" if same else why or "another lock is installed",
+        "reason": why or "it is installed and whole",
         "offline": str(folder.absolute()),
     }
-    if same:
+    if found is not None:
         plan["words"] = [f"nothing to do: the stack {stack.name} is installed in {plan['environment']}"]
     else:
         plan["words"] = [f"would install the stack {stack.name} into {plan['environment']} from {folder}, offline"]

@@ -60,6 +60,8 @@ def _managed(folder: Path, env: Mapping[str, str]) -> Environment:
     record, problem = _record(folder / records.NAME)
     if not os.access(python, os.X_OK):
         problem = problem or f"its Python is gone: {os.path.realpath(python)}"
+    if (folder / records.EXCHANGE).exists():
+        problem = problem or "an exchange of its kernels was interrupted"
     config = re.search(r"^version(?:_info)?\s*=\s*([\d.]+)", read(folder / "pyvenv.cfg") or "", re.MULTILINE)
     return _environment(
         folder.name, python, site, env, python_version=config[1].rstrip(".") if config else None, record=record,
@@ -122,7 +124,7 @@ def _environment(
         clashes=clashes(site),
         triton_ptxas=programs.cuda_release(ptxas)[0] if ptxas else None,
         triton_ptxas_path=str(ptxas) if ptxas else None,
-        locked=_locked(record),
+        locked=records.expected(record),
         problem=problem,
     )
 
@@ -133,12 +135,6 @@ def _loader_folders(env: Mapping[str, str]) -> tuple[Path, ...]:
     if home := env.get("CUDA_HOME"):
         words.append(f"{home}/lib64")
     return tuple(Path(word) for word in words)
-
-
-def _locked(record: Mapping[str, Any]) -> dict[str, str]:
-    entries = record.get("distributions")
-    found = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-    return {str(e["name"]): str(e["version"]) for e in found if "name" in e and "version" in e}
 
 
 def _distributions(site: Path) -> tuple[Distribution, ...]:

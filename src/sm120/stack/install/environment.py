@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sm120 import errors, files
 from sm120.console import Console, size
 from sm120.runs import Run
-from sm120.stack.install import adopt, record
+from sm120.stack.install import adopt, exchange, record
 from sm120.stack.install.record import Environment
 from sm120.stack.spec import Stack, load_stack
 from sm120.state import State
@@ -47,24 +47,32 @@ def ensure_environment(
         if not state.activation(stack.name).exists():
             write_activation(found, state)
         return found
-    with _alone(stack, state) as held:
+    with exchange.alone(stack.name, state) as held:
         found, why = _look(stack, state, given)
         if found is not None:
             return found
         with _recorded(state, ["setup", "--stack", str(stack.path)]) as run:
+            if exchange.mend(stack.name, state, run, console, held):
+                found, why = _look(stack, state, given)
+            if found is not None:
+                run.finish(0, {"stack": stack.name, "fingerprint": found.fingerprint})
+                return found
             with console.step(f"installing the stack {stack.name} ({why})"):
                 made = _Making(stack, state, console, run, held).make(given)
             run.finish(0, {"stack": stack.name, "lock": str(made.lock), "fingerprint": made.fingerprint})
         return made
 
 
-def look(stack: Stack | str, state: State) -> tuple[Environment | None, str]:
-    """The environment when it is whole and of this stack, or else why not. Starts nothing and writes nothing."""
+def look(stack: Stack | str, state: State, given: "Lock | None" = None) -> tuple[Environment | None, str]:
+    """The environment when it is whole, of this stack and of the given lock, or else why not.
+
+    Starts nothing and writes nothing.
+    """
     name = stack if isinstance(stack, str) else stack.name
     adopted = adopt.find(name, state)
     if adopted is not None:
         return adopted, ""
-    return _look(load_stack(stack) if isinstance(stack, str) else stack, state, None)
+    return _look(load_stack(stack) if isinstance(stack, str) else stack, state, given)
 
 
 def _look(stack: Stack, state: State, given: "Lock | None") -> tuple[Environment | None, str]:
@@ -86,7 +94,10 @@ def relock(stack: Stack, state: State, console: Console) -> Relocked:
     """Resolves anew and writes the lock, unless it names the very files that it named before. Installs nothing."""
     from sm120.stack.lock import read_lock, write_lock
 
-    with _alone(stack, state) as held, _recorded(state, ["setup", "--lock", "--stack", str(stack.path)]) as run:
+    with (
+        exchange.alone(stack.name, state) as held,
+        _recorded(state, ["setup", "--lock", "--stack", str(stack.path)]) as run,
+    ):
         path = state.lock_file(stack.name)
         before = None
         with contextlib.suppress(errors.UsageError):  # a damaged one is what --lock mends
@@ -98,15 +109,6 @@ def relock(stack: Stack, state: State, console: Console) -> Relocked:
             write_lock(lock, path)
         run.finish(0, {"stack": stack.name, "lock": str(path), "fingerprint": lock.fingerprint})
         return Relocked(lock=lock, before=before)
-
-
-@contextlib.contextmanager
-def _alone(stack: Stack, state: State) -> Iterator[int]:
-    """The lock between processes that set up this stack. A child that holds the descriptor is waited for too."""
-    state.prepare()
-    waiting = f"another process is setting up the stack {stack.name}; waiting for it"
-    with files.lock(state.root / "env" / f"{stack.name}.lock", waiting=waiting) as held:
-        yield held
 
 
 @contextlib.contextmanager

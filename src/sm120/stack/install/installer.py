@@ -42,6 +42,8 @@ class Installer:
         work = self.python.parents[1] / _WORK
         wheels = work / "wheels"
         with files.writing(wheels):
+            if work.exists():  # of an installation that was killed: the lock is ours now
+                shutil.rmtree(work)
             wheels.mkdir(parents=True)
             for file in wanted:
                 (wheels / file.filename).symlink_to(self.store.path(file).absolute())

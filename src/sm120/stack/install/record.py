@@ -19,6 +19,8 @@ from sm120.state import State
 
 SCHEMA = 2
 NAME = "sm120-lock.json"
+EXCHANGE = "sm120-exchange.json"  # beside it, while the environment's kernels are exchanged for others
+KERNELS = frozenset({"sgl-kernel", "sglang-kernel"})  # the import sgl_kernel is of both: only one can be installed
 
 
 class Places(TypedDict):
@@ -35,7 +37,7 @@ class Environment:
     name: str
     python: Path
     lock: Path  # the record of what is installed
-    fingerprint: str  # over name, version and SHA-256 of everything installed
+    fingerprint: str  # over name, version and SHA-256 of everything installed, kernels built here included
     fresh: bool  # made by this call
     adopted: bool = False  # somebody else's: used, never changed
     cuda_home: Path | None = None
@@ -85,6 +87,31 @@ def distributions(site: Path) -> list[tuple[str, str]]:
     return sorted((canonicalize_name(name), version) for name, _, version in names)
 
 
+def expected(content: Mapping[str, Any]) -> dict[str, str]:
+    """Name and version of what ought to be installed: as locked, but for kernels that were built. Of any content."""
+    entries = content.get("distributions")
+    locked = {str(e["name"]): str(e["version"]) for e in _named(entries)}
+    built = _named(content.get("built"))[-1:]
+    if built:
+        locked = {name: version for name, version in locked.items() if canonicalize_name(name) not in KERNELS}
+    return locked | {str(e["name"]): str(e["version"]) for e in built}
+
+
+def _named(entries: object) -> list[dict[str, Any]]:
+    found = entries if isinstance(entries, list) else []
+    return [e for e in found if isinstance(e, dict) and "name" in e and "version" in e]
+
+
+def fingerprint(content: Mapping[str, Any]) -> str:
+    """The lock's, unless kernels were built since: then both count."""
+    locked = str(content["fingerprint"])
+    if not content.get("built"):
+        return locked
+    last = content["built"][-1]
+    text = f"{locked}\n{last['name']}=={last['version']} sha256:{last['sha256']}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def asked(stack: Stack) -> dict[str, Any]:
     """What decides whether an environment is still the one that the stack file asks for."""
     return {
@@ -121,7 +148,9 @@ def why_not(stack: Stack, state: State) -> tuple[dict[str, Any] | None, str]:
     home = content.get("cuda_home")
     if home is not None and not Path(home).is_dir():
         return None, "its CUDA home is gone"
-    changed = _lock_changed(stack.name, state, content) or _hand_made_changes(folder, content)
+    if (folder / EXCHANGE).exists():
+        return None, "an exchange of its kernels was interrupted"
+    changed = _lock_changed(stack.name, state, content) or hand_made_changes(folder, content)
     return (None, changed) if changed else (content, "")
 
 
@@ -141,7 +170,7 @@ def _lock_changed(name: str, state: State, content: Mapping[str, Any]) -> str:
     return "" if lock.fingerprint == content.get("fingerprint") else "its lock has changed"
 
 
-def _hand_made_changes(folder: Path, content: Mapping[str, Any]) -> str:
+def hand_made_changes(folder: Path, content: Mapping[str, Any]) -> str:
     """Names what was installed or removed since the record was written; empty when nothing was."""
     recorded = set(content["present"])
     present = {f"{name} {version}" for name, version in distributions(site_packages(folder))}
@@ -156,7 +185,7 @@ def environment(content: Mapping[str, Any], stack_name: str, state: State, *, fr
         stack_name,
         folder / "bin" / "python",
         folder / NAME,
-        str(content["fingerprint"]),
+        fingerprint(content),
         fresh=fresh,
         cuda_home=None if home is None else Path(home),
         cache=state.cache(stack_name),

@@ -1,0 +1,40 @@
+"""The one error that a build which failed ends with."""
+
+from sm120 import errors
+from sm120.build.compile.failures import Failure
+from sm120.build.compile.memory import Kill
+from sm120.console import size
+
+AGAIN = "the same command goes on with what is built"
+_LENGTH = 1000  # of a compiler's message; templates have longer names
+
+
+def explain(failure: Failure, kill: Kill, *, jobs: int, held: int | None, log: str) -> errors.ToolkitError:
+    """The one error for a build that failed. ``held``: bytes that the file's compilers were seen to hold."""
+    file = failure.file or "the build"
+    held_text = f" (seen with {size(held)})" if held else ""
+    if kill is Kill.MEMORY:
+        return errors.BuildError(
+            f"{file} needs more memory than there is{held_text}: {kill}, with one job running",
+            where=log,
+            remedy=f"end other programs or add memory or swap; {AGAIN}",
+        )
+    if failure.silent:
+        return errors.BuildError(
+            "the build ended without a word, as if somebody had killed it", where=log, remedy=AGAIN
+        )
+    if kill is Kill.PERHAPS:
+        return errors.BuildError(
+            f"{file}: a compiler was killed{held_text}; {kill}",
+            where=log,
+            remedy=f"run fewer at a time: --jobs {max(1, jobs // 2)}; {AGAIN}",
+        )
+    if kill is Kill.SOMEBODY:
+        return errors.BuildError(f"{file}: {kill} (its counter did not rise)", where=log, remedy=AGAIN)
+    known = failure.diagnosis()
+    inside = f"{failure.file}: " if failure.file and failure.file not in failure.first else ""
+    error = f"{inside}{failure.first}"[:_LENGTH]
+    if known is None:
+        return errors.BuildError(error, where=log, remedy=f"read the log from its first error on; {AGAIN}")
+    kind = errors.PreflightError if known.machine else errors.BuildError
+    return kind(f"{known.what}: {error}", where=log, remedy=known.cure)
