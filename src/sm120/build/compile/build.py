@@ -136,9 +136,7 @@ class _Attempt:
         )
         if job.toolchain.ccache is None:
             return environment
-        return environment | ccache_environment(
-            self._base, cache=State.resolve().ccache, folder=job.build.parent, log=self._cache_log
-        )
+        return environment | ccache_environment(self._base, cache=State.resolve().ccache, log=self._cache_log)
 
     def _build(self, argv: list[str], environment: Mapping[str, str]) -> process.Completed:
         def on_line(line: str) -> None:

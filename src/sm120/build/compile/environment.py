@@ -81,8 +81,11 @@ def _c_compiler(cxx: str, find: Callable[[str], str | None]) -> str:
     return "cc"
 
 
-def ccache_environment(base: Mapping[str, str], *, cache: Path, folder: Path, log: Path) -> dict[str, str]:
-    """``folder``: the build's, below which paths count as relative. ``log``: where ccache tells what it found."""
+def ccache_environment(base: Mapping[str, str], *, cache: Path, log: Path) -> dict[str, str]:
+    """``log``: where ccache tells what it found.
+
+    CCACHE_BASEDIR stays unset: it would change ``__FILE__``, and with it the bytes of the wheel.
+    """
     return {
         "CCACHE_DIR": base.get("CCACHE_DIR") or str(cache),
         "CCACHE_MAXSIZE": base.get("CCACHE_MAXSIZE") or CCACHE_SIZE,
