@@ -26,7 +26,7 @@ def test_processes_are_counted_by_the_step_they_belong_to() -> None:
         sample(32, 31, "cc1plus", 300),
     ]
     assert groups(tree) == (
-        Group(leader=20, rss=2009, device=True),
+        Group(leader=20, rss=2007, device=True),
         Group(leader=30, rss=303, device=False),
     )
 
