@@ -150,7 +150,6 @@ def _take(archive: zipfile.ZipFile, built: Built, destination: Path, made: Path)
                 file.flush()
                 os.fsync(file.fileno())
             digest = files.sha256(staged)
-            sums.unlink(missing_ok=True)  # so that they never name another wheel's
             staged.replace(path)
         files.write_text_atomic(sums, _sums(digest, path))
     finally:

@@ -28,7 +28,7 @@ _ERRORS = tuple(
         r"ptxas (?P<file>.+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<text>.+)",
         r"(?P<text>(?:nvcc|ptxas|nvlink|fatbinary|cicc|cudafe\+\+)\s+(?:error|fatal)\s*: .+)",
         r"(?P<text>.*\bundefined reference to .+)",
-        r"(?P<text>(?:\S*/)?ld(?:\.\w+)?: (?!warning).+)",
+        r"(?P<text>(?:\S*/)?ld(?:\.\w+)?: (?!warning|.*: in function).+)",
         r"(?P<text>(?:\S*/)?[\w+.-]+: (?:fatal |internal compiler )?error: .+)",
         r"(?P<text>.*(?:out of memory|virtual memory exhausted|No space left on device|Disk quota exceeded).*)",
         r"(?P<text>Killed)",
@@ -56,6 +56,7 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
+    id: str
     what: str
     cure: str
     machine: bool
@@ -88,7 +89,9 @@ class _Unnamed(dict[str, str]):
 def _named(known: Known, text: str) -> Diagnosis:
     found = known.naming.search(text) if known.naming is not None else None
     names = _Unnamed({name: value for name, value in found.groupdict().items() if value} if found else {})
-    return Diagnosis(what=known.what.format_map(names), cure=known.cure.format_map(names), machine=known.machine)
+    return Diagnosis(
+        id=known.id, what=known.what.format_map(names), cure=known.cure.format_map(names), machine=known.machine
+    )
 
 
 @functools.cache
