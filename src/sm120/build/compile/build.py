@@ -20,8 +20,10 @@ from sm120.build.compile.explain import AGAIN, explain
 from sm120.build.compile.failures import find_failure
 from sm120.build.compile.follow import Follow
 from sm120.build.compile.jobs import Jobs, halved
+from sm120.build.compile.leftovers import end_session
 from sm120.build.compile.memory import Kill, Meter, judge, oom_kills
-from sm120.build.compile.result import cache_counts, keep_peak, read_peak, slowest_steps, whole
+from sm120.build.compile.output import Stage
+from sm120.build.compile.result import cache_counts, keep_peak, need, read_peak, slowest_steps, whole
 from sm120.build.compile.tools import lay_out
 from sm120.build.toolchain import Toolchain
 from sm120.console import Console, clean
@@ -52,7 +54,7 @@ class Compiled:
     seconds: float
     files: int  # steps that ninja took
     slowest: tuple[tuple[str, float], ...]  # of the whole build, whenever they were made
-    peak_gb_per_thread: float | None  # None: nvcc compiled nothing
+    peak_gb_per_thread: float | None  # None: nvcc compiled nothing, or too little to tell
     jobs: int
     ccache: tuple[int, int] | None  # hits, misses
     configure_log: Mapping[str, str]
@@ -78,15 +80,16 @@ def compile_wheel(job: Job, run: Run, console: Console) -> Compiled:
     while (wheel := _made(attempts[-1], console)) is None:
         attempts.append(_Attempt(job, halved(attempts[-1].jobs), base, run, console))
         console.info(f"    going on with {attempts[-1].jobs.reason}")
-    last, peak = attempts[-1], read_peak(job.build)
+    last = attempts[-1]
+    ccache = last.ccache_counts()
     return Compiled(
         wheel=wheel,
         seconds=time.monotonic() - started,
         files=sum(attempt.follow.steps for attempt in attempts),
         slowest=slowest_steps(job.build),
-        peak_gb_per_thread=peak / job.jobs.threads / 1e9 if peak else None,
+        peak_gb_per_thread=need(read_peak(job.build), threads=job.jobs.threads, ccache=ccache),
         jobs=last.jobs.jobs,
-        ccache=last.ccache_counts(),
+        ccache=ccache,
         configure_log=dict(last.follow.facts),
     )
 
@@ -140,10 +143,10 @@ class _Attempt:
 
     def _build(self, argv: list[str], environment: Mapping[str, str]) -> process.Completed:
         def on_line(line: str) -> None:
-            known = self.follow.process
+            before = self.follow.stage
             self.follow.line(line)
-            if known is None and self.follow.process is not None:
-                self._meter.follow(self.follow.process)
+            if self.follow.stage is Stage.COMPILE is not before and self.follow.process is not None:
+                self._meter.follow(self.follow.process)  # not before: CMake's own trials are small
 
         try:
             with files.writing(self._log):
@@ -159,6 +162,8 @@ class _Attempt:
             raise errors.Interrupted("interrupted while building", where=str(self._job.build), remedy=AGAIN) from None
         finally:
             self._meter.stop()
+            if self.follow.process is not None:
+                end_session(self.follow.process)
             keep_peak(self._job.build, self._meter.device_peak)
         self._run.record_command(done, env=environment, cwd=self._job.project)
         return done

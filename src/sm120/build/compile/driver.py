@@ -22,10 +22,18 @@ def main(tools: str, wheels: str, settings: list[str]) -> int:
         }
         made = build_wheel(wheels, asked)
     except Exception as error:  # noqa: BLE001 - what the backend raises has no common base; the toolkit explains it
-        _say("error", f"{type(error).__name__}: {' '.join(str(error).split())}")
+        _say("error", _words(error))
         return 1
     _say("wheel", made)
     return 0
+
+
+def _words(error: BaseException) -> str:
+    """One line; of a group, what it holds."""
+    inside = getattr(error, "exceptions", ())
+    if inside:
+        return "; ".join(_words(one) for one in inside)
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _say(what: str, text: str) -> None:

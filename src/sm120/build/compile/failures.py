@@ -173,7 +173,7 @@ def _failure(line: str, body: Sequence[str], before: tuple[str, ...]) -> Failure
         return _step(failed, _without_command(body))
     if cmake:
         return _message(cmake, (line, *body), before)
-    return Failure(first=own[1] if own else line, output=before[-10:])
+    return Failure(first=(own[1] if own else "") or line, output=before[-10:])
 
 
 def _without_command(body: Sequence[str]) -> tuple[str, ...]:

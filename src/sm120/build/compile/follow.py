@@ -32,6 +32,7 @@ class Follow:
         self.process: int | None = None
         self.wheel: str | None = None
         self.refusal: errors.BuildError | None = None
+        self._refused_already = False
         self._console = console
         self._jobs = jobs
         self._site = site
@@ -50,7 +51,10 @@ class Follow:
             yield self
 
     def line(self, raw: str) -> None:
+        if self._refused_already:  # what is in the pipe still goes to the log
+            return
         if self.refusal is not None:  # raised now, when the line that it is about is in the log
+            self._refused_already = True
             raise self.refusal
         line = plain(raw)
         stage, own = stage_of(line), marked(line)

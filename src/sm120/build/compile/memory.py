@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -64,8 +64,7 @@ def _leader(sample: Sample, by_pid: Mapping[int, Sample]) -> int | None:
 class Meter:
     """Looks at the processes of a build from a thread of its own.
 
-    ``on_look`` gets the files that are being compiled. When it stops, it kills what the build left running: a ninja
-    that is killed leaves its compilers, which would write into the next attempt.
+    ``on_look`` gets the names of the files that are being compiled.
     """
 
     def __init__(self, on_look: Callable[[tuple[str, ...]], None]) -> None:
@@ -75,9 +74,10 @@ class Meter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._files: dict[int, str] = {}
-        self._seen: Sequence[psutil.Process] = ()
 
     def follow(self, pid: int) -> None:
+        if self._thread is not None:  # the backend may build a second time, after a failure that its project foresees
+            return
         self._thread = threading.Thread(target=self._run, args=(pid,), name="memory of the compilers", daemon=True)
         self._thread.start()
 
@@ -85,10 +85,6 @@ class Meter:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        for process in self._seen:
-            with contextlib.suppress(psutil.Error):
-                for one in (*process.children(recursive=True), process):
-                    one.kill()
 
     def _run(self, pid: int) -> None:
         while not self._stop.wait(_SECONDS):
@@ -98,14 +94,14 @@ class Meter:
                 return
 
     def _look(self, driver: psutil.Process) -> None:
-        self._seen = driver.children(recursive=True) or self._seen
-        for group in groups(sampled(self._seen)):
+        samples = sampled(driver.children(recursive=True))
+        for group in groups(samples):
             file = self._file(group.leader)
             if file is not None:
                 self.peaks[file] = max(group.rss, self.peaks.get(file, 0))
             if group.device:
                 self.device_peak = max(group.rss, self.device_peak)
-        running = {process.pid for process in self._seen}
+        running = {sample.pid for sample in samples}
         self._files = {leader: file for leader, file in self._files.items() if leader in running}
         self._on_look(tuple(sorted(self._files.values())))
 

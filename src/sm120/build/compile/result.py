@@ -62,3 +62,9 @@ def read_peak(build: Path) -> int:
         return int((build / _PEAK).read_text("utf-8"))
     except (OSError, ValueError):
         return 0
+
+
+def need(peak: int, *, threads: int, ccache: tuple[int, int] | None) -> float | None:
+    """Gigabytes for one nvcc thread; None when ccache had most files, so that the large ones may not have been seen."""
+    hits, misses = ccache or (0, 0)
+    return peak / threads / 1e9 if peak and hits <= misses else None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sm120 import errors
-from sm120.build.compile.result import cache_counts, keep_peak, missing, read_peak, slowest_steps, whole
+from sm120.build.compile.result import cache_counts, keep_peak, missing, need, read_peak, slowest_steps, whole
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,17 @@ def test_the_largest_peak_of_all_attempts_is_kept(tmp_path: Path) -> None:
 
 def test_no_log_no_slowest(tmp_path: Path) -> None:
     assert slowest_steps(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("peak", "threads", "ccache", "gigabytes"),
+    [
+        (3_000_000_000, 1, None, 3.0),
+        (3_000_000_000, 2, (0, 70), 1.5),
+        (3_000_000_000, 1, (0, 0), 3.0),  # gone on with: what was compiled before counts
+        (80_000_000, 1, (69, 1), None),
+        (0, 1, None, None),
+    ],
+)
+def test_need_of_one_thread(peak: int, threads: int, ccache: tuple[int, int] | None, gigabytes: float | None) -> None:
+    assert need(peak, threads=threads, ccache=ccache) == gigabytes
