@@ -29,7 +29,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _ET_DYN = 3
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 _DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
-_SHT_DYNSYM = 11
+_SHT_NULL, _SHT_NOBITS, _SHT_DYNSYM = 0, 8, 11
 _STB_LOCAL, _STB_WEAK = 0, 2
 _SHN_UNDEF = 0
 _VISIBLE = {0, 3}  # STV_DEFAULT, STV_PROTECTED
@@ -37,6 +37,7 @@ _VISIBLE = {0, 3}  # STV_DEFAULT, STV_PROTECTED
 # Limits far above what libraries hold (torch 2.14.1: 76 thousand symbols, 5 MiB of names), far below what hurts.
 _TABLE_LIMIT = 4096  # segments, sections
 _DYNAMIC_LIMIT = 2**16  # bytes: 4096 entries
+_SECTION_NAMES_LIMIT = 2**20  # bytes
 _STRING_LIMIT = 4096  # bytes of one name or search path in the dynamic segment
 _SYMBOLS_LIMIT = 2**26  # bytes: 2.8 million symbols
 _NAMES_LIMIT = 2**27  # bytes, of the string table and again of all names read from it
@@ -54,6 +55,15 @@ class Elf:
     undefined: frozenset[bytes] = frozenset()  # of the wanted symbols; weak ones may stay undefined and are left out
 
 
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A named part of the file."""
+
+    name: str
+    offset: int
+    size: int  # in the file
+
+
 def read(path: Path, wanted: "re.Pattern[bytes] | None" = None) -> Elf:
     """Reads a 64-bit little-endian shared library; of its dynamic symbols only those whose start ``wanted`` matches.
 
@@ -63,6 +73,18 @@ def read(path: Path, wanted: "re.Pattern[bytes] | None" = None) -> Elf:
     try:
         with open_regular(path) as file:
             return _Reader(path, file.fileno()).elf(wanted)
+    except OSError as error:
+        raise _error(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def sections(path: Path) -> tuple[Section, ...]:
+    """The sections that lie in the file, in its order; none where its table of sections was stripped.
+
+    Raises BinaryError as ``read`` does.
+    """
+    try:
+        with open_regular(path) as file:
+            return _Reader(path, file.fileno()).sections()
     except OSError as error:
         raise _error(path, f"cannot be read: {error.strerror or error}") from error
 
@@ -88,6 +110,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _Section:
+    name: int  # where it stands in the string table of the section names
     kind: int
     offset: int
     size: int
@@ -101,7 +124,7 @@ class _Reader:
         self._size = os.fstat(fd).st_size
 
     def elf(self, wanted: "re.Pattern[bytes] | None") -> Elf:
-        machine, segment_table, section_table = self._header()
+        machine, segment_table, section_table, _ = self._header()
         segments = self._segments(segment_table)
         self._inside(section_table.offset, section_table.entry * section_table.count)  # at the end: lost in any cut
         names = self._dynamic_names(segments)
@@ -117,6 +140,22 @@ class _Reader:
             exported=exported,
             undefined=undefined,
         )
+
+    def sections(self) -> tuple[Section, ...]:
+        _, _, table, names_at = self._header()
+        rows = self._sections(table)
+        if not rows:
+            return ()
+        if names_at >= len(rows):
+            self._fail("damaged: sections without names")
+        names = self._read(rows[names_at].offset, rows[names_at].size, _SECTION_NAMES_LIMIT, "a table of section names")
+        found = []
+        for row in rows:
+            if row.kind not in {_SHT_NULL, _SHT_NOBITS}:
+                self._inside(row.offset, row.size)
+                name = names[row.name : names.find(b"\0", row.name)].decode("utf-8", "backslashreplace")
+                found.append(Section(name=name, offset=row.offset, size=row.size))
+        return tuple(found)
 
     def _fail(self, problem: str) -> NoReturn:
         raise _error(self._path, problem)
@@ -139,8 +178,8 @@ class _Reader:
             self._fail(f"damaged: {what} with entries of {table.entry} bytes instead of {form.size}")
         return form.iter_unpack(self._read(table.offset, table.count * form.size, _TABLE_LIMIT * form.size, what))
 
-    def _header(self) -> tuple[int, _Table, _Table]:
-        """Machine, segment table, section table."""
+    def _header(self) -> tuple[int, _Table, _Table, int]:
+        """Machine, segment table, section table, and which section names the sections."""
         start = os.pread(self._fd, _HEADER.size, 0)
         if start[:4] != b"\x7fELF":
             self._fail("empty" if not start else "not an ELF file")
@@ -148,10 +187,10 @@ class _Reader:
             self._fail(f"truncated: it holds {self._size} bytes")
         if start[4:6] != b"\x02\x01":
             self._fail("a 32-bit library" if start[4] == 1 else "not a little-endian 64-bit library")
-        _, kind, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, _ = _HEADER.unpack(start)
+        _, kind, machine, _, _, phoff, shoff, _, _, phentsize, phnum, shentsize, shnum, names = _HEADER.unpack(start)
         if kind != _ET_DYN:
             self._fail("an ELF file, but no shared library")
-        return machine, _Table(phoff, phentsize, phnum), _Table(shoff, shentsize, shnum)
+        return machine, _Table(phoff, phentsize, phnum), _Table(shoff, shentsize, shnum), names
 
     def _segments(self, table: _Table) -> list[_Segment]:
         rows = self._rows(table, _SEGMENT, "a segment table")
@@ -160,6 +199,10 @@ class _Reader:
             if segment.kind == _PT_LOAD:
                 self._inside(segment.offset, segment.size)
         return segments
+
+    def _sections(self, table: _Table) -> list[_Section]:
+        rows = self._rows(table, _SECTION, "a section table")
+        return [_Section(name=row[0], kind=row[1], offset=row[4], size=row[5], link=row[6]) for row in rows]
 
     def _dynamic_names(self, segments: list[_Segment]) -> Callable[[int], tuple[str, ...]]:
         """Gives the names that the dynamic segment's entries of one tag point to."""
@@ -189,8 +232,7 @@ class _Reader:
 
     def _symbols(self, wanted: "re.Pattern[bytes]", section_table: _Table) -> tuple[frozenset[bytes], frozenset[bytes]]:
         # The loader finds symbols by hash and never counts them: only the section table knows how many there are.
-        rows = self._rows(section_table, _SECTION, "a section table")
-        sections = [_Section(kind=row[1], offset=row[4], size=row[5], link=row[6]) for row in rows]
+        sections = self._sections(section_table)
         table = next((section for section in sections if section.kind == _SHT_DYNSYM), None)
         if table is None or table.link >= len(sections):
             self._fail("without a section of dynamic symbols")

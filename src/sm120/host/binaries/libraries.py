@@ -43,7 +43,7 @@ KERNEL_PACKAGES: Mapping[str, str] = {
     "xformers": "attention kernels",
 }
 
-_LIBRARY = re.compile(r"\.so(?:\.\d[\w.]*)?$")
+LIBRARY = re.compile(r"\.so(?:\.\d[\w.]*)?$")
 # A folder named so holds libraries for the linker, or for another machine: never loaded here.
 _ELSEWHERE = frozenset({"stubs", "x86_64", "aarch64", "arm64", "sbsa"} - {platform.machine()})
 
@@ -53,8 +53,8 @@ def kernel_libraries(site: Path, *, folders: Sequence[Path] = ()) -> tuple[Libra
 
     ``folders`` are searched for CUDA libraries besides the usual places: LD_LIBRARY_PATH, a CUDA home's lib64.
     """
-    owners = _owners(read_records(site))
-    files = sorted(_library_files(site))
+    owner_of = owners(read_records(site))
+    files = sorted(library_files(site))
     headers: dict[str, Elf] = {}
     problems: dict[str, str] = {}
     for path in files:
@@ -62,11 +62,11 @@ def kernel_libraries(site: Path, *, folders: Sequence[Path] = ()) -> tuple[Libra
             headers[path] = elf.read(site / path)
         except errors.BinaryError as error:
             problems[path] = error.message
-    symbols = TorchSymbols(site, headers, owners)
+    symbols = TorchSymbols(site, headers, owner_of)
     search = loader.Search(site, files, headers, folders)
     libraries = []
     for path in files:
-        owner = owners.get(path)
+        owner = owner_of.get(path)
         if path in problems:
             if owner in KERNEL_PACKAGES:
                 libraries.append(Library(path=path, distribution=owner, problem=problems[path]))
@@ -97,15 +97,15 @@ def _library(path: str, header: Elf, owner: str | None, symbols: TorchSymbols, s
     )
 
 
-def _owners(records: Sequence[Record]) -> dict[str, str]:
-    return {path: record.name for record in records for path in record.hashes if _LIBRARY.search(path)}
+def owners(records: Sequence[Record]) -> dict[str, str]:
+    return {path: record.name for record in records for path in record.hashes if LIBRARY.search(path)}
 
 
-def _library_files(site: Path) -> Iterator[str]:
-    """Paths relative to ``site`` of all that is named like a library; linked folders are not entered."""
+def library_files(site: Path) -> Iterator[str]:
+    """Paths relative to ``site`` of all that is named like a library for this machine; no linked folder is entered."""
     for folder, folders, names in os.walk(site):
         folders[:] = [name for name in folders if name not in _ELSEWHERE and name != "__pycache__"]
         for name in names:
-            if _LIBRARY.search(name):
+            if LIBRARY.search(name):
                 path = PurePath(folder, name)
                 yield str(path.relative_to(site))

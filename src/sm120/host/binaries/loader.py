@@ -16,6 +16,8 @@ _CUDA = re.compile(
 )
 _TORCH = re.compile(r"lib(?:torch|c10|caffe2|shm)(?:_\w+)?\.so")
 _DRIVER = "libcuda.so.1"
+# Those whose number is CUDA's own major version; cuFFT, cuSPARSE and others count for themselves.
+_MAJOR = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink|nvfatbin)(?:[-.][0-9a-f]{8,})?\.so\.(\d+)")
 
 _CACHE = Path("/etc/ld.so.cache")
 _CACHE_LIMIT = 2**26  # bytes
@@ -25,6 +27,12 @@ _SYSTEM = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
 def is_cuda(name: str) -> bool:
     """Whether a DT_NEEDED name is a CUDA library that packages bring along. The driver's libcuda is none of them."""
     return _CUDA.match(name) is not None
+
+
+def cuda_major(name: str) -> int | None:
+    """The CUDA that a DT_NEEDED name belongs to, where the name says so: 12 for libcudart.so.12."""
+    found = _MAJOR.match(name)
+    return int(found[1]) if found else None
 
 
 def is_gpu(elf: Elf) -> bool:

@@ -15,6 +15,17 @@ TORCH = re.compile(
 )
 
 
+def torch_exports(site: Path) -> frozenset[bytes] | None:
+    """The symbols that the torch in site-packages offers. None: there is no torch, or not all of it can be read."""
+    exports: set[bytes] = set()
+    for path in sorted((site / "torch" / "lib").glob("lib*.so*")):
+        try:
+            exports |= elf.read(path, TORCH).exported
+        except errors.BinaryError:
+            return None
+    return frozenset(exports) or None
+
+
 class TorchSymbols:
     """What the torch of an environment exports, against what the environment's libraries ask for.
 
@@ -27,7 +38,7 @@ class TorchSymbols:
         self._libraries = libraries
         self._owners = owners
         self._read: dict[str, Elf] = {}
-        self._exports = self._torch_exports()
+        self._exports = torch_exports(site)
 
     def undefined(self, path: str) -> tuple[str, ...]:
         """Torch symbols that neither torch nor anything loaded with the library provides; none where torch is unread.
@@ -44,16 +55,6 @@ class TorchSymbols:
             except errors.BinaryError:
                 return ()  # it may hold them
         return tuple(sorted(name.decode("ascii", "backslashreplace") for name in left))
-
-    def _torch_exports(self) -> frozenset[bytes] | None:
-        """None: there is no torch, or not all of it can be read."""
-        exports: set[bytes] = set()
-        for path in sorted((self._site / "torch" / "lib").glob("lib*.so*")):
-            try:
-                exports |= self._symbols(str(path.relative_to(self._site))).exported
-            except errors.BinaryError:
-                return None
-        return frozenset(exports) or None
 
     def _symbols(self, path: str) -> Elf:
         if path not in self._read:

@@ -1,0 +1,154 @@
+"""``audit``: what a wheel, a package or an environment can run on. Changes nothing."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm120 import errors
+from sm120.build.audit import installed
+from sm120.build.audit.auditing import audit_items, audit_wheel
+from sm120.build.audit.cuobjdump import Tools, find_tools
+from sm120.build.audit.model import Audit, Capability
+from sm120.build.audit.show import show
+from sm120.console import Console
+from sm120.runs import Run
+from sm120.stack.install.environment import look
+from sm120.stack.install.record import Environment, site_packages
+from sm120.stack.selection import selected
+from sm120.state import State
+
+SCHEMA = 1
+TASK = "audit"
+_CAPABILITY = re.compile(r"(\d{1,2})\.(\d)")
+_TOOLS = "scripts/inv setup --stack cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    wheel: Path | None = None
+    package: str | None = None  # NAME: the stack's; NAME==VERSION: the package index's
+    env: bool = False
+    for_: tuple[str, ...] = ("12.0",)
+    stack: str | None = None
+
+    @property
+    def capabilities(self) -> tuple[Capability, ...]:
+        """In the order given, each once. UsageError for what is none."""
+        found: dict[Capability, None] = {}
+        for text in self.for_:
+            match = _CAPABILITY.fullmatch(text)
+            if match is None:
+                raise errors.UsageError(
+                    f"--for {text} is no compute capability", remedy="write it as in --for 12.0 or --for 12.0,12.1"
+                )
+            found[int(match[1]), int(match[2])] = None
+        return tuple(found)
+
+    def check(self) -> None:
+        given = [self.wheel is not None, self.package is not None, self.env]
+        if sum(given) != 1:
+            raise errors.UsageError(
+                "name one thing to audit: --wheel FILE, --package NAME, --package NAME==VERSION, or --env",
+                remedy=f"for what is installed: scripts/inv {TASK} --env",
+            )
+        if self.wheel is not None and not self.wheel.exists():
+            raise errors.UsageError(f"--wheel: there is no {self.wheel}", where=str(self.wheel))
+        _ = self.capabilities
+
+
+def audit(options: Options) -> None:
+    """Raises UsageError, PreflightError (no tools, no network, no disk), NothingChecked, BinaryError."""
+    options.check()
+    console, state = Console.current(), State.resolve()
+    environment = _environment(options, state)
+    tools = tools_of(environment)
+    run = Run.start(state, TASK, _argv(options))
+    try:
+        done = _subject(options, environment, tools, state, run, console)()
+        document = {"schema": SCHEMA, "stack": environment.name, **done.as_json()}
+        run.write_json("result.json", document)
+        console.result(document)
+        show(done, console)
+        _conclude(done, console)
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, errors.ToolkitError) else 1
+        run.finish(130 if isinstance(error, KeyboardInterrupt) else code, {"error": str(error)})
+        raise
+    run.finish(0, {"subject": done.subject, "good": done.good})
+
+
+def tools_of(environment: Environment) -> Tools:
+    """Of the stack's CUDA home. Raises PreflightError when there is none."""
+    if environment.cuda_home is None:
+        raise errors.PreflightError(
+            f"the stack {environment.name} has no CUDA home, whose tools read what a library holds",
+            where=str(environment.python),
+            remedy=f"{_TOOLS}, then the same command with --stack cpu",
+        )
+    from sm120.stack.cuda.home import read_cuda_home
+
+    home = read_cuda_home(environment.cuda_home, site_packages(environment.python.parents[1]))
+    version = home.version if home is not None else None
+    return find_tools(environment.cuda_home, int(version.partition(".")[0]) if version else None)
+
+
+def _environment(options: Options, state: State) -> Environment:
+    name = options.stack or selected(state)
+    if name is None:
+        raise errors.PreflightError(
+            "no stack is set up yet, and the tools that read what a library holds come with one",
+            where=str(state.root),
+            remedy=_TOOLS,
+        )
+    found, why = look(name, state)
+    if found is None:
+        raise errors.PreflightError(
+            f"the stack {name} is not there ({why})",
+            where=str(state.root),
+            remedy=f"scripts/inv setup --stack {name}; the tools alone come with {_TOOLS}",
+        )
+    return found
+
+
+def _subject(
+    options: Options, environment: Environment, tools: Tools, state: State, run: Run, console: Console
+) -> Callable[[], Audit]:
+    site = site_packages(environment.python.parents[1])
+    scratch = state.root / "cache" / TASK
+    wheel = options.wheel
+    if options.package is not None and "=" in options.package:
+        wheel = installed.download(options.package, environment, scratch, run, console)
+    if wheel is not None:
+        path = wheel.absolute()
+        return lambda: audit_wheel(
+            path, tools=tools, torch_site=site, capabilities=options.capabilities, scratch=scratch
+        )
+    if options.package is not None:
+        name, items, calls = installed.package(options.package, environment.name, site)
+    else:
+        name, items, calls = installed.environment(environment.name, site, environment.cache)
+    return lambda: audit_items(
+        name, items, calls, tools=tools, torch_site=site, capabilities=options.capabilities, sass="fp4"
+    )
+
+
+def _conclude(done: Audit, console: Console) -> None:
+    if not done.judged:
+        held = f"none of its {len(done.libraries)} libraries holds" if done.libraries else "it has no library with"
+        raise errors.NothingChecked(f"nothing to audit in {done.subject}: {held} code for GPUs", where=done.subject)
+    refused = done.refused
+    if refused:
+        more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
+        raise errors.BinaryError(
+            f"{done.subject}: {refused[0].text}{more}", where=refused[0].library, remedy=refused[0].remedy
+        )
+    console.info(f"{done.subject}: nothing refused")
+
+
+def _argv(options: Options) -> list[str]:
+    words = [TASK, "--for", ",".join(options.for_)]
+    for flag, value in (("--wheel", options.wheel), ("--package", options.package), ("--stack", options.stack)):
+        if value is not None:
+            words += [flag, str(value)]
+    return [*words, "--env"] if options.env else words
