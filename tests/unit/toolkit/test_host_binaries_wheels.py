@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import tracemalloc
 import zipfile
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sm120 import errors
 from sm120.host.binaries import wheel_facts
+from sm120.host.binaries.wheels import open_wheel
 from sm120.host.facts import Wheel
 
 NAME = "sgl_kernel-0.3.18.post2+cu130-cp310-abi3-manylinux2014_x86_64.whl"
@@ -137,3 +140,51 @@ def test_any_damage_is_read_or_told(tmp_path_factory: pytest.TempPathFactory, ch
         data[place] = value
     found = wheel_facts(_wheel(tmp_path_factory.getbasetemp(), bytes(data)))
     assert (found.problem is None) == (found.metadata_version is not None)
+
+
+# Wheels opened to be unpacked
+
+
+def _opened(path: Path) -> list[str]:
+    with open_wheel(path) as archive:
+        return archive.namelist()
+
+
+def test_a_wheel_is_opened(tmp_path: Path) -> None:
+    assert _opened(_wheel(tmp_path, GOOD)) == ["sgl_kernel/__init__.py", INSIDE]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no whole zip archive"),
+        (b"not a wheel", "no whole zip archive"),
+        (GOOD[:-30], "no whole zip archive"),
+        (_zip({"../evil.so": b"x"}), "written outside: ../evil.so"),
+        (_zip({"/etc/evil.so": b"x"}), "written outside: /etc/evil.so"),
+        (_zip({"a/../../evil.so": b"x"}), "written outside"),
+        (_zip({"a.so": b"x"}, zipfile.ZIP_LZMA), "packed as wheels do not: a.so"),
+    ],
+)
+def test_what_is_no_sound_wheel_is_refused_in_words(tmp_path: Path, data: bytes, words: str) -> None:
+    with pytest.raises(errors.BinaryError, match=re.escape(words)) as raised:
+        _opened(_wheel(tmp_path, data))
+    assert raised.value.where == str(tmp_path / NAME)
+    assert raised.value.remedy is not None
+
+
+def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
+    data = bytearray(_zip({"a.so": b"x"}))
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1  # the flag in the list of members
+    with pytest.raises(errors.BinaryError, match="packed as wheels do not"):
+        _opened(_wheel(tmp_path, bytes(data)))
+
+
+def test_a_wheel_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(errors.BinaryError, match="cannot be read"):
+        _opened(tmp_path / NAME)
+
+
+def test_a_failure_of_the_caller_is_not_taken_for_one_of_the_wheel(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), open_wheel(_wheel(tmp_path, GOOD)):
+        raise ValueError("mine")

@@ -46,6 +46,7 @@ def audit_wheel(
             torch_site=torch_site,
             capabilities=capabilities,
             sass=sass,
+            scratch=folder,
         )
 
 
@@ -101,11 +102,14 @@ def audit_items(
     torch_site: Path | None,
     capabilities: Sequence[Capability],
     sass: bool | str,
+    scratch: Path | None = None,
 ) -> Audit:
+    """``scratch``: for temporary files; None: where the system has them."""
     request = Request(
         tools=tools,
         capabilities=tuple(capabilities),
         sass=sass,
+        scratch=scratch,
         paths=tuple(item.name for item in items),
         wanted=calls.names,
     )

@@ -11,6 +11,7 @@ from sm120.build.audit.auditing import audit_items, audit_wheel
 from sm120.build.audit.cuobjdump import Tools, find_tools
 from sm120.build.audit.model import Audit, Capability
 from sm120.build.audit.show import show
+from sm120.build.audit.subject import scratch as temporary
 from sm120.console import Console
 from sm120.runs import Run
 from sm120.stack.install.environment import look
@@ -128,9 +129,21 @@ def _subject(
         name, items, calls = installed.package(options.package, environment.name, site)
     else:
         name, items, calls = installed.environment(environment.name, site, environment.cache)
-    return lambda: audit_items(
-        name, items, calls, tools=tools, torch_site=site, capabilities=options.capabilities, sass="fp4"
-    )
+
+    def of_files() -> Audit:
+        with temporary(scratch) as folder:
+            return audit_items(
+                name,
+                items,
+                calls,
+                tools=tools,
+                torch_site=site,
+                capabilities=options.capabilities,
+                sass="fp4",
+                scratch=folder,
+            )
+
+    return of_files
 
 
 def _conclude(done: Audit, console: Console) -> None:

@@ -1,7 +1,7 @@
 """What is wrong with libraries, and what to do about it. Pure: facts and verdicts in, findings out."""
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sm120.build.audit.model import (
     Capability,
@@ -51,7 +51,7 @@ def findings(
     judged = [library for library in libraries if library.judged]
     found: list[Finding] = []
     for package in dict.fromkeys(library.package for library in judged):  # an environment has several
-        mine = [library for library in judged if library.package == package]
+        mine = _distinct(library for library in judged if library.package == package)
         found += _broken(mine)
         whole = [library for library in mine if library.problem is None]
         found += [*_cuda(package, whole, cuda), *_torch(package, whole), *_links(whole, cuda)]
@@ -64,6 +64,11 @@ def findings(
         )
     order = list(Level)
     return tuple(sorted(found, key=lambda finding: order.index(finding.level)))
+
+
+def _distinct(libraries: Iterable[LibraryFacts]) -> list[LibraryFacts]:
+    """Of files with the same bytes the first: wheels hold no links, so one library comes under three names."""
+    return list({library.sha256 or library.path: library for library in reversed(list(libraries))}.values())[::-1]
 
 
 def _broken(mine: Sequence[LibraryFacts]) -> Iterator[Finding]:
@@ -157,15 +162,21 @@ def _of_capability(
 
 def _of_one(library: LibraryFacts, verdict: Verdict, where: str) -> Iterator[Finding]:
     path, held = library.path, holdings(library.codes)
+    products = fp4_products(library.operators)
     if verdict.runs is Runs.NO:
-        yield Finding(level=Level.WARN, library=path, text=f"{path} does not run on {where}", evidence=held)
+        text = f"{path} does not run on {where}"
+        if products:
+            text, held = f"{text}, and FP4 products are in it", f"{_some(products)}; {held}"
+        level = Level.REFUSE if products else Level.WARN
+        remedy = f"take a build for {where}; {_BUILD}" if products else None
+        yield Finding(level=level, library=path, text=text, evidence=held, remedy=remedy)
         return
     if verdict.fp4 is Fp4.UNUSABLE:
         yield Finding(
             level=Level.REFUSE,
             library=path,
             text=f"{path} is not usable for FP4 on {where}: it binds FP4 products and holds no instruction for them",
-            evidence=f"{_some(fp4_products(library.operators))}; {held}; {verdict.reason}",
+            evidence=f"{_some(products)}; {held}; {verdict.reason}",
             remedy=f"take a build for {where}a; {_BUILD}",
         )
     elif verdict.runs is Runs.PTX_ONLY:
@@ -178,8 +189,8 @@ def _of_one(library: LibraryFacts, verdict: Verdict, where: str) -> Iterator[Fin
         yield Finding(
             level=Level.WARN,
             library=path,
-            text=f"{path} has code for {where} in {verdict.covered[0]} of its {verdict.covered[1]} parts: kernels of"
-            " the others fail there",
+            text=f"{path} has code for {where} in {verdict.covered[0]} of its {verdict.covered[1]} parts: the"
+            " others fail there, or wait for the driver to compile their PTX",
             evidence=held,
         )
 

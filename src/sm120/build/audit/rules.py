@@ -4,7 +4,7 @@ A folder's name says nothing about what is inside it. It does say which of two t
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from sm120.build.audit.model import Arch, Capability, Code, Fp4, LibraryFacts, Runs, Verdict, names
@@ -70,26 +70,28 @@ def _verdict(facts: LibraryFacts, capability: Capability) -> Verdict:
     how = best(((code.arch, code.kind) for code in facts.codes), capability)
     if how is Runs.NO:
         return Verdict(runs=how, fp4=Fp4.NONE, reason=f"it holds {holdings(facts.codes)} only")
-    covered = _covered(facts.units, capability)
-    used = ", ".join(f"{prefix(code.kind)}_{code.arch}" for code in _used(facts.codes, how, capability))
+    covered = _covered(facts.units, how, capability)
+    used = ", ".join(_used(facts.codes, how, capability))
     reason = used if covered is None or covered[0] == covered[1] else f"{used}, in {covered[0]} of {covered[1]} parts"
     fp4, why = _fp4(facts, how, capability)
     return Verdict(runs=how, fp4=fp4, reason=f"{reason}; {why}" if why else reason, covered=covered)
 
 
-def _used(codes: Iterable[Code], how: Runs, capability: Capability) -> Iterator[Code]:
+def _used(codes: Iterable[Code], how: Runs, capability: Capability) -> list[str]:
     """What the driver can take: it compiles PTX only where no cubin runs."""
     kind = "ptx" if how in _PTX else "cubin"
-    return (code for code in codes if code.kind == kind and runs(code.arch, kind, capability) is not Runs.NO)
+    fitting = {code.arch for code in codes if code.kind == kind and runs(code.arch, kind, capability) is not Runs.NO}
+    return [f"{prefix(kind)}_{arch}" for arch in sorted(fitting)]
 
 
 def _covered(
-    units: Mapping[tuple[tuple[Arch, str], ...], int] | None, capability: Capability
+    units: Mapping[tuple[tuple[Arch, str], ...], int] | None, how: Runs, capability: Capability
 ) -> tuple[int, int] | None:
+    """Where cubins run, a part that has only PTX does not count: it can be slow to load, and has no FP4."""
     if units is None:
         return None
-    held = sum(count for codes, count in units.items() if best(codes, capability) is not Runs.NO)
-    return held, sum(units.values())
+    enough = set(_BEST) if how in _PTX else set(_BEST) - _PTX
+    return sum(count for codes, count in units.items() if best(codes, capability) in enough), sum(units.values())
 
 
 def _fp4(facts: LibraryFacts, how: Runs, capability: Capability) -> tuple[Fp4, str]:

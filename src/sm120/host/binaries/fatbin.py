@@ -1,13 +1,15 @@
 """How GPU code lies in a library: which pieces make up one fat binary, how large each is as it is stored.
 
 What architecture a piece is for, cuobjdump says: the suffix (a, f) is in bits that are documented nowhere. Sizes it
-does not say at all. Layout, read from what nvcc 12 and 13 write: a header of magic, version, size of the header, size
-of what follows; then pieces, each with its kind, the size of its own header and of its data, and its SM number.
+does not say at all, and it unpacks all the code of a library at once (5 GB of memory for libtorch_cuda), so that pieces
+can be cut out as small fat binaries for it.
+Layout, read from what nvcc 12 and 13 write: a header of magic, version, size of the header, size of what follows; then
+pieces, each with its kind, the size of its own header and of its data, and its SM number.
 """
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ _MAGIC = 0xBA55ED50
 _HEADER = struct.Struct("<IHHQ")
 _PIECE = struct.Struct("<HHIQIIII")
 _ALIGNMENT = 8
+_BLOCK = 2**20
 _LIMIT = 2**20  # pieces; SGLang's flash_ops has 1116
 
 
@@ -31,6 +34,8 @@ class Piece:
     kind: str  # cubin or ptx; other kinds are not for the driver, and left out
     number: int  # 120: of the architecture, without its suffix
     size: int  # bytes, packed where it is
+    offset: int  # in the file, of its header
+    length: int  # bytes, with its header
 
 
 def pieces(path: Path) -> tuple[Piece, ...]:
@@ -41,6 +46,30 @@ def pieces(path: Path) -> tuple[Piece, ...]:
             return tuple(piece for section in found for piece in _section(path, file.fileno(), section))
     except OSError as error:
         raise _damaged(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def batches(found: Iterable[Piece], limit: int) -> Iterator[tuple[Piece, ...]]:
+    """The pieces in their order, in groups of ``limit`` bytes; what is larger is a group by itself."""
+    group: list[Piece] = []
+    for piece in found:
+        if group and sum(one.length for one in group) + piece.length > limit:
+            yield tuple(group)
+            group = []
+        group.append(piece)
+    if group:
+        yield tuple(group)
+
+
+def write(path: Path, found: Sequence[Piece], target: Path) -> None:
+    """One fat binary of these pieces of the library at ``path``. OSError when it cannot be read or written."""
+    with open_regular(path) as file, target.open("wb") as out:
+        out.write(_HEADER.pack(_MAGIC, 1, _HEADER.size, sum(piece.length for piece in found)))
+        for piece in found:
+            file.seek(piece.offset)
+            left = piece.length
+            while left > 0 and (data := file.read(min(left, _BLOCK))):
+                out.write(data)
+                left -= len(data)
 
 
 def _section(path: Path, fd: int, section: elf.Section) -> Iterator[Piece]:
@@ -59,7 +88,7 @@ def _section(path: Path, fd: int, section: elf.Section) -> Iterator[Piece]:
             if own < _PIECE.size or place + own + data > stop or count > _LIMIT:
                 raise _damaged(path, f"damaged: GPU code at byte {place} that its fat binary does not hold")
             if kind in KINDS:
-                yield Piece(unit=unit, kind=KINDS[kind], number=number, size=data)
+                yield Piece(unit=unit, kind=KINDS[kind], number=number, size=data, offset=place, length=own + data)
             place += own + data
         at, unit = stop + -stop % _ALIGNMENT, unit + 1
 

@@ -17,9 +17,7 @@ SM90A, SM120A, SM120F = Arch(9, 0, "a"), Arch(12, 0, "a"), Arch(12, 0, "f")
 def library(path: str, *archs: Arch, kind: str = "cubin") -> LibraryFacts:
     codes = tuple(Code(arch=arch, kind=kind, count=1, size=10) for arch in archs)
     needed = ("libcudart.so.13", "libc10.so")
-    return LibraryFacts(
-        path=path, package="p", machine=platform.machine(), codes=codes, needed=needed, cuda_major=13, sha256="0" * 64
-    )
+    return LibraryFacts(path=path, package="p", machine=platform.machine(), codes=codes, needed=needed, cuda_major=13)
 
 
 def audit(
@@ -65,6 +63,21 @@ def test_nothing_runs_is_refused_for_that_device_alone() -> None:
     assert "scripts/inv" in refused.remedy
     assert (warned.level, warned.library, warned.text) == (Level.WARN, "b.so", "b.so does not run on 12.0")
     assert not done.good
+
+
+def test_a_library_with_fp4_that_does_not_run_is_refused_though_others_run() -> None:
+    helper, kernels = library("a.so", Arch(9, 0), kind="ptx"), library("b.so", SM120A)
+    assert levels(audit(helper, kernels, on=[(12, 1)])) == [Level.WARN, Level.WARN]
+    done = audit(helper, replace(kernels, operators=("fp4_gemm",)), on=[(12, 1)])
+    (refused,) = done.refused
+    assert refused.text == "b.so does not run on 12.1, and FP4 products are in it"
+    assert refused.evidence == "fp4_gemm; sm_120a"
+
+
+def test_the_same_file_under_two_names_is_spoken_of_once() -> None:
+    one = replace(library("a.so.1", SM90A), sha256="1" * 64)
+    done = audit(one, replace(one, path="a.so.2"), library("c.so", SM120A), on=[(12, 0)])
+    assert only(done).library == "a.so.1"
 
 
 def test_packages_are_judged_apart() -> None:
@@ -136,7 +149,7 @@ def test_ptx_only_is_a_warning_and_for_fp4_a_refusal() -> None:
 
 
 def test_parts_without_code_are_a_warning() -> None:
-    units = {((SM120A, "cubin"),): 1, ((SM90A, "cubin"),): 2}
+    units: dict[tuple[tuple[Arch, str], ...], int] = {((SM120A, "cubin"),): 1, ((SM90A, "cubin"),): 2}
     done = audit(replace(library("a.so", SM90A, SM120A), units=units), on=[(12, 0)])
     assert "in 1 of its 3 parts" in only(done).text
 
@@ -196,7 +209,9 @@ def test_the_document_holds_everything_and_is_json() -> None:
     document = audit(counted).as_json()
     assert json.loads(json.dumps(document)) == document
     assert document["good"] is False
-    (one,) = document["libraries"]  # type: ignore[misc] # it is JSON
+    libraries = document["libraries"]
+    assert isinstance(libraries, list)
+    (one,) = libraries
     assert one["name"] == "a.so"
     assert one["cubins"] == ["120a"]
     assert one["omma"] == 640

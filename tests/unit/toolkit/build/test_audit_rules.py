@@ -190,7 +190,10 @@ def test_parts_that_lack_the_architecture_are_counted() -> None:
     assert found[12, 0].covered == (3, 5)
     assert "in 3 of 5 parts" in found[12, 0].reason
     assert found[9, 0].covered == (5, 5)
-    assert found[9, 0].reason == "sm_90a"
+    ptx = ((arch("compute_90"), "ptx"),)
+    found = judge(library("sm_120a", "compute_90", units={ours: 3, ptx: 2}), [(12, 0), (12, 1)])
+    assert (found[12, 0].runs, found[12, 0].covered) == (Runs.ARCH, (3, 5))
+    assert (found[12, 1].runs, found[12, 1].covered) == (Runs.PTX_ONLY, (2, 5))
 
 
 def test_of_two_twins_the_package_loads_one() -> None:
