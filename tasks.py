@@ -17,7 +17,10 @@ HELP = {
 
 
 def _help(*names: str, **own: str) -> dict[str, str]:
-    return {name.replace("_", "-"): text for name, text in {**{name: HELP[name] for name in names}, **own}.items()}
+    return {
+        name.strip("_").replace("_", "-"): text
+        for name, text in {**{name: HELP[name] for name in names}, **own}.items()
+    }
 
 
 @task(
@@ -162,6 +165,45 @@ def build_kernels(
     auto_shortflags=False,
     help=_help(
         "stack",
+        "home",
+        "json",
+        "verbose",
+        wheel="a wheel file",
+        package="a package: NAME==VERSION is fetched from the package index, NAME alone is the installed one",
+        env="the kernel libraries of the stack's environment",
+        for_="compute capabilities that it should run on, separated by commas (default: 12.0)",
+    ),
+)
+def audit(
+    c: Context,
+    wheel: str | None = None,
+    package: str | None = None,
+    env: bool = False,
+    for_: str | None = None,
+    stack: str | None = None,
+    home: str | None = None,
+    json: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Say what a binary can run on: architectures, FP4 instructions, CUDA, torch symbols, operators."""
+    entry.run(
+        c,
+        "sm120.build.audit.command:audit",
+        wheel=wheel,
+        package=package,
+        env=env,
+        for_=for_,
+        stack=stack,
+        home=home,
+        json=json,
+        verbose=verbose,
+    )
+
+
+@task(
+    auto_shortflags=False,
+    help=_help(
+        "stack",
         "device",
         "dry_run",
         "home",
@@ -276,10 +318,10 @@ def dev_format(c: Context, json: bool = False, verbose: bool = False) -> None:
 @task(
     name="bench",
     auto_shortflags=False,
-    help=_help("home", "json", "verbose", name="which benchmark: matrix or setup"),
+    help=_help("home", "json", "verbose", name="which benchmark: matrix, setup or build"),
 )
 def dev_bench(c: Context, name: str, home: str | None = None, json: bool = False, verbose: bool = False) -> None:
-    """Measure the toolkit itself: ``dev.bench matrix``, ``dev.bench setup``."""
+    """Measure the toolkit itself: ``dev.bench matrix``, ``dev.bench setup``, ``dev.bench build``."""
     entry.run(c, "sm120.dev.bench:bench", name=name, home=home, json=json, verbose=verbose)
 
 
@@ -301,5 +343,5 @@ def dev_patches(
 
 
 dev = Collection("dev", dev_test, dev_lint, dev_types, dev_format, dev_bench, dev_patches)
-namespace = Collection(doctor, setup, build_kernels, validate_backends, dev)
+namespace = Collection(doctor, setup, build_kernels, audit, validate_backends, dev)
 namespace.add_task(dev_test, name="test")
