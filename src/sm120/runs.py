@@ -3,6 +3,7 @@
 Everything is redacted before it is written, and a file is whole or absent.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,6 +137,16 @@ class Run:
         path = self.path / _COMMANDS
         with files.writing(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """The manifest says how the body failed, when it does; that it ended well is for ``finish`` to say."""
+        try:
+            yield
+        except BaseException as error:
+            code = error.exit_code if isinstance(error, errors.ToolkitError) else 1
+            self.finish(130 if isinstance(error, KeyboardInterrupt) else code, {"error": str(error)})
+            raise
 
     def finish(self, exit_code: int, summary: Mapping[str, object]) -> None:
         self._manifest.update(

@@ -1,8 +1,7 @@
 """``build-kernels``: source → patches → plan → configure and compile → wheel → install → proof."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from sm120 import errors
 from sm120.build import patches
@@ -33,12 +32,8 @@ def build_kernels(options: Options) -> None:
         _carry_out(options, environment, state, console, None)
         return
     run = Run.start(state, TASK, _argv(options))
-    try:
+    with run.failing():
         result = _carry_out(options, environment, state, console, run)
-    except BaseException as error:
-        code = error.exit_code if isinstance(error, errors.ToolkitError) else 1
-        run.finish(130 if isinstance(error, KeyboardInterrupt) else code, {"error": str(error)})
-        raise
     run.write_json("result.json", result)
     run.finish(0, {"component": options.component, "stack": environment.name})
 
@@ -94,7 +89,7 @@ def _sgl_kernel(
     _show_plan(prepared, console)
     if run is None:
         return result
-    return {**result, **_build(options, prepared, environment, state, console, run)}
+    return _build(options, prepared, result, environment, state, console, run)
 
 
 def _stack(options: Options, environment: Environment, state: State) -> Stack | None:
@@ -103,13 +98,21 @@ def _stack(options: Options, environment: Environment, state: State) -> Stack | 
 
 
 def _build(
-    options: Options, prepared: "Prepared", environment: Environment, state: State, console: Console, run: Run
+    options: Options,
+    prepared: "Prepared",
+    planned: dict[str, object],
+    environment: Environment,
+    state: State,
+    console: Console,
+    run: Run,
 ) -> dict[str, object]:
+    """``planned``: what is said of the plan, to which the rest is added."""
     from sm120.build.make import make_wheel
 
     made = make_wheel(prepared, state, run, console)
     _show_wheel(made, console)
     result: dict[str, object] = {
+        **planned,
         "dependencies": [{"name": one.name, "how": one.how, "revision": one.revision} for one in made.checkouts],
         "wheel": {
             "path": str(made.built.path),
@@ -118,11 +121,11 @@ def _build(
             "sha256": made.built.sha256,
             "reused": made.compiled is None,
         },
-        "compiled": None if made.compiled is None else _compiled(made),
+        "compiled": None if made.compiled is None else {**asdict(made.compiled), "wheel": None},
         "installed": None,
         "proved": None,
     }
-    console.result({**described(prepared, environment.name), **result})  # what there is, should the rest fail
+    console.result(result)  # what there is, should the rest fail
     if not options.install:
         console.info(f"not installed, as asked; to do it: scripts/inv {TASK} without --no-install")
         return result
@@ -240,12 +243,6 @@ def _show_wheel(made: "Made", console: Console) -> None:
     if made.compiled is not None:
         slowest = ", ".join(f"{name} {duration(seconds)}" for name, seconds in made.compiled.slowest[:3])
         console.info(f"    {made.compiled.files} steps in {duration(made.compiled.seconds)}; slowest: {slowest}")
-
-
-def _compiled(made: "Made") -> Mapping[str, Any]:
-    if made.compiled is None:
-        raise ValueError("nothing was compiled")
-    return {**asdict(replace(made.compiled)), "wheel": None}
 
 
 def _argv(options: Options) -> list[str]:

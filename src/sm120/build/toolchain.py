@@ -1,7 +1,7 @@
 """What compiles a component for a stack: its Python, torch and CUDA home; cmake and ninja of the toolkit's own."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from packaging.version import InvalidVersion, Version
 
 from sm120 import errors
 from sm120.stack.install.record import Environment, distributions, site_packages
+
+_HOST_COMPILERS = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +77,17 @@ def find(environment: Environment) -> Toolchain:
     )
 
 
+def host_compiler(base: Mapping[str, str], which: Callable[[str], str | None]) -> list[str]:
+    """The words that start the host's C++ compiler: the user's CXX, or else the first of its names on PATH."""
+    return base.get("CXX", "").split() or [name for name in _HOST_COMPILERS if which(name)][:1]
+
+
 def _host_compiler() -> str:
-    """The compiler that CMake takes: $CXX, or else the first of its names on PATH."""
     import os
 
     from sm120 import process
 
-    asked = os.environ.get("CXX", "").split()
-    found = asked[:1] or [name for name in ("c++", "g++", "clang++") if shutil.which(name)][:1]
+    found = host_compiler(os.environ, shutil.which)[:1]
     if not found:
         raise errors.PreflightError(
             "no C++ compiler is on PATH: nvcc and the host files need one",

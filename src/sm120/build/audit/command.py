@@ -1,7 +1,6 @@
 """``audit``: what a wheel, a package or an environment can run on. Changes nothing."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,17 +64,13 @@ def audit(options: Options) -> None:
     environment = _environment(options, state)
     tools = tools_of(environment)
     run = Run.start(state, TASK, _argv(options))
-    try:
-        done = _subject(options, environment, tools, state, run, console)()
+    with run.failing():
+        done = _audited(options, environment, tools, state, run, console)
         document = {"schema": SCHEMA, "stack": environment.name, **done.as_json()}
         run.write_json("result.json", document)
         console.result(document)
         show(done, console)
         _conclude(done, console)
-    except BaseException as error:
-        code = error.exit_code if isinstance(error, errors.ToolkitError) else 1
-        run.finish(130 if isinstance(error, KeyboardInterrupt) else code, {"error": str(error)})
-        raise
     run.finish(0, {"subject": done.subject, "good": done.good})
 
 
@@ -112,38 +107,33 @@ def _environment(options: Options, state: State) -> Environment:
     return found
 
 
-def _subject(
+def _audited(
     options: Options, environment: Environment, tools: Tools, state: State, run: Run, console: Console
-) -> Callable[[], Audit]:
+) -> Audit:
     site = site_packages(environment.python.parents[1])
     scratch = state.root / "cache" / TASK
     wheel = options.wheel
     if options.package is not None and "=" in options.package:
         wheel = installed.download(options.package, environment, scratch, run, console)
     if wheel is not None:
-        path = wheel.absolute()
-        return lambda: audit_wheel(
-            path, tools=tools, torch_site=site, capabilities=options.capabilities, scratch=scratch
+        return audit_wheel(
+            wheel.absolute(), tools=tools, torch_site=site, capabilities=options.capabilities, scratch=scratch
         )
     if options.package is not None:
         name, items, calls = installed.package(options.package, environment.name, site)
     else:
         name, items, calls = installed.environment(environment.name, site, environment.cache)
-
-    def of_files() -> Audit:
-        with temporary(scratch) as folder:
-            return audit_items(
-                name,
-                items,
-                calls,
-                tools=tools,
-                torch_site=site,
-                capabilities=options.capabilities,
-                sass="fp4",
-                scratch=folder,
-            )
-
-    return of_files
+    with temporary(scratch) as folder:
+        return audit_items(
+            name,
+            items,
+            calls,
+            tools=tools,
+            torch_site=site,
+            capabilities=options.capabilities,
+            sass="fp4",
+            scratch=folder,
+        )
 
 
 def _conclude(done: Audit, console: Console) -> None:

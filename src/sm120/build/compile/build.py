@@ -16,23 +16,20 @@ from sm120.build.compile.environment import (
     settings,
     without_what_changes_the_build,
 )
-from sm120.build.compile.explain import AGAIN, explain
-from sm120.build.compile.failures import find_failure
+from sm120.build.compile.explain import AGAIN, explain, look_into, show
 from sm120.build.compile.follow import Follow
 from sm120.build.compile.jobs import Jobs, halved
 from sm120.build.compile.leftovers import end_session
-from sm120.build.compile.memory import Kill, Meter, judge, oom_kills
+from sm120.build.compile.memory import Kill, Meter, oom_kills
 from sm120.build.compile.output import Stage
 from sm120.build.compile.result import cache_counts, keep_peak, need, read_peak, slowest_steps, whole
 from sm120.build.compile.tools import lay_out
 from sm120.build.toolchain import Toolchain
-from sm120.console import Console, clean
-from sm120.process import TAIL_LINES
+from sm120.console import Console
 from sm120.runs import Run
 from sm120.state import State
 
 BACKEND = "scikit_build_core.build"
-_WIDTH = 300  # of a line that is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +166,10 @@ class _Attempt:
         return done
 
     def _error(self, begins: int, done: process.Completed, before: int | None) -> Exception:
-        with self._log.open("rb") as file:
-            file.seek(begins)
-            failure = find_failure(line.decode("utf-8", "replace") for line in file)
-        killed = failure.killed or failure.silent or done.returncode < 0
-        kill = judge(killed=killed, before=before, after=oom_kills())
+        failure, kill = look_into(self._log, begins, done, before=before, after=oom_kills())
         if kill is Kill.MEMORY and self.jobs.jobs > 1:
             return _TooLittleMemory(f"{failure.file or 'the build'}: {kill}")
-        shown = [clean(line)[:_WIDTH] for line in failure.output[-TAIL_LINES:]]
-        if shown and not self._console.verbose:
-            self._console.info("\n".join(shown))
+        show(failure, self._console)
         return explain(
             failure, kill, jobs=self.jobs.jobs, held=self._meter.peaks.get(failure.file or ""), log=str(self._log)
         )

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from sm120.build.toolchain import Toolchain
+from sm120.build.toolchain import Toolchain, host_compiler
 
 # SKBUILD_* and CMAKE_* are settings of the backend and of CMake. MAX_JOBS and the flags of ninja and make say how many
 # jobs run, NINJA_STATUS how they are told. NVCC_* and *FLAGS add words to every compilation.
@@ -18,7 +18,6 @@ _CHANGES_THE_BUILD = re.compile(
     "|NINJA_STATUS|PYTHONPATH|PYTHONHOME"
 )
 _COLORS = ("FORCE_COLOR", "CLICOLOR_FORCE")  # the output is read
-_COMPILERS = ("c++", "g++", "clang++")
 _C_OF = (("clang++", "clang"), ("g++", "gcc"), ("c++", "cc"))
 CCACHE_SIZE = "20G"
 
@@ -62,13 +61,12 @@ def compilers(base: Mapping[str, str], find: Callable[[str], str | None]) -> dic
 
     Without them the backend takes those that the stack's Python was compiled with, which need not be here.
     """
-    asked = base.get("CXX", "").split()
-    cxx = asked or [name for name in _COMPILERS if find(name)][:1]
+    cxx = host_compiler(base, find)
     if not cxx:
         return {}
     found = {"CXX": " ".join(cxx), "CC": base.get("CC") or _c_compiler(cxx[-1], find)}
-    if len(asked) == 1:
-        found["CUDAHOSTCXX"] = asked[0]
+    if len(base.get("CXX", "").split()) == 1:
+        found["CUDAHOSTCXX"] = cxx[0]
     return found
 
 

@@ -1,12 +1,34 @@
 """The one error that a build which failed ends with."""
 
+from pathlib import Path
+
 from sm120 import errors
-from sm120.build.compile.failures import Failure
-from sm120.build.compile.memory import Kill
-from sm120.console import size
+from sm120.build.compile.failures import Failure, find_failure
+from sm120.build.compile.memory import Kill, judge
+from sm120.console import Console, clean, size
+from sm120.process import TAIL_LINES, Completed
 
 AGAIN = "the same command goes on with what is built"
 _LENGTH = 1000  # of a compiler's message; templates have longer names
+_WIDTH = 300  # of a line that is shown
+
+
+def look_into(
+    log: Path, begins: int, done: Completed, *, before: int | None, after: int | None
+) -> tuple[Failure, Kill]:
+    """The first failure in the log from byte ``begins`` on, and who killed what; the counts are ``oom_kills``."""
+    with log.open("rb") as file:
+        file.seek(begins)
+        failure = find_failure(line.decode("utf-8", "replace") for line in file)
+    killed = failure.killed or failure.silent or done.returncode < 0
+    return failure, judge(killed=killed, before=before, after=after)
+
+
+def show(failure: Failure, console: Console) -> None:
+    """The last lines about it, unless all were shown as they came."""
+    shown = [clean(line)[:_WIDTH] for line in failure.output[-TAIL_LINES:]]
+    if shown and not console.verbose:
+        console.info("\n".join(shown))
 
 
 def explain(failure: Failure, kill: Kill, *, jobs: int, held: int | None, log: str) -> errors.ToolkitError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from sm120.build.compile.ninja import output_of, readable
-from sm120.host.gather.cgroup import _levels
+from sm120.host.gather.cgroup import levels
 from sm120.host.gather.text import read
 
 _SECONDS = 0.5  # between two looks
@@ -130,7 +130,7 @@ def oom_kills(root: Path = Path("/")) -> int | None:
     Without a group that counts, the whole machine's number.
     """
     for version, file in ((2, "memory.events"), (1, "memory.oom_control")):
-        for folder in _levels("memory", version, root):
+        for folder in levels("memory", version, root):
             number = _counter(folder / file)
             if number is not None:
                 return number

@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm120 import errors, process
-from sm120.build.compile.explain import AGAIN, explain
-from sm120.build.compile.failures import Failure, find_failure
-from sm120.build.compile.memory import Kill, judge, oom_kills
+from sm120.build.compile.explain import AGAIN, explain, look_into, show
+from sm120.build.compile.failures import Failure
+from sm120.build.compile.memory import Kill, oom_kills
 from sm120.build.compile.ninja import counted, output_of
 from sm120.build.flashinfer import ask, inside, whole
 from sm120.build.flashinfer.planning import Planned, State, compilers
 from sm120.build.flashinfer.target import environment, workspace
 from sm120.build.toolchain import Toolchain
-from sm120.console import Console, Progress, clean
-from sm120.process import TAIL_LINES
+from sm120.console import Console, Progress
 from sm120.runs import Run
 
-_WIDTH = 300  # of a line that is shown
 _ABSENT = re.compile(r"fatal error: (\S+): No such file or directory")
 # Headers of NVIDIA's that FlashInfer's sources include, and the wheels that bring them.
 _BROUGHT_BY = {
@@ -130,16 +128,10 @@ class _Work:
 
     def _error(self, begins: int, done: process.Completed, before: int | None, jobs: int) -> errors.ToolkitError | None:
         """None: fewer jobs may help."""
-        with self._log.open("rb") as file:
-            file.seek(begins)
-            failure = find_failure(line.decode("utf-8", "replace") for line in file)
-        killed = failure.killed or failure.silent or done.returncode < 0
-        kill = judge(killed=killed, before=before, after=oom_kills())
+        failure, kill = look_into(self._log, begins, done, before=before, after=oom_kills())
         if kill is Kill.MEMORY and jobs > 1:
             return None
-        shown = [clean(line)[:_WIDTH] for line in failure.output[-TAIL_LINES:]]
-        if shown and not self._console.verbose:
-            self._console.info("\n".join(shown))
+        show(failure, self._console)
         return self._missing(failure) or explain(failure, kill, jobs=jobs, held=None, log=str(self._log))
 
     def _missing(self, failure: Failure) -> errors.BuildError | None:

@@ -136,7 +136,7 @@ def _fetched(
             )
         with console.step(f"fetching {where.name} at {revision[:12] if is_commit(revision) else revision}"):
             commit = repository.fetch(revision, partial=True, asked_by=asked_by)
-    root, folder = _laid_out(repository, commit, state)
+    root, folder, content = _laid_out(repository, commit, state)
     words = asked_by if is_commit(revision) else f"{asked_by} (commit {commit[:12]})"
     return Pristine(
         root=root,
@@ -144,13 +144,16 @@ def _fetched(
         commit=commit,
         dirty=False,
         committed=repository.committed(commit) or _NO_COMMIT,
-        content=tree.content(_listed(root / folder)),
+        content=content,
         origin=words if mirror is None else f"{words}, from the mirror {redact.redact(str(mirror.folder))}",
     )
 
 
-def _laid_out(repository: Repository, commit: str, state: State) -> tuple[Path, str]:
-    """The component's folder of a commit, as a tree of its own; made again when something has changed it."""
+def _laid_out(repository: Repository, commit: str, state: State) -> tuple[Path, str, str]:
+    """A tree of its own with the component's folder of a commit, that folder, and the hash of its content.
+
+    Made again when something has changed it.
+    """
     name = hashlib.sha256(str(repository.address.kept).encode()).hexdigest()[:8]
     root = state.sources / "trees" / f"{commit}-{name}"
     mark = root.with_name(f"{root.name}.json")
@@ -164,14 +167,15 @@ def _laid_out(repository: Repository, commit: str, state: State) -> tuple[Path, 
                 remedy="take a commit that has it, or name a folder with --source DIR",
             )
         if root.is_dir() and mark.is_file():
-            known = files.read_json(mark)
-            if known == {"schema": _SCHEMA, "content": tree.content(_listed(root / folder))}:
-                return root, folder
+            content = tree.content(_listed(root / folder))
+            if files.read_json(mark) == {"schema": _SCHEMA, "content": content}:
+                return root, folder, content
         part = root.with_name(f".{root.name}.part")
         for left in (mark, part, root):
             tree.remove(left)
         repository.lay_out(commit, part / folder, folder)
         with files.writing(root):
             part.replace(root)
-        files.write_json_atomic(mark, {"schema": _SCHEMA, "content": tree.content(_listed(root / folder))})
-    return root, folder
+        content = tree.content(_listed(root / folder))
+        files.write_json_atomic(mark, {"schema": _SCHEMA, "content": content})
+    return root, folder, content

@@ -20,7 +20,7 @@ def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
         (2, "memory.max", "memory.current", "inactive_file"),
         (1, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        for folder in _levels("memory", version, root):
+        for folder in levels("memory", version, root):
             number = read_int(folder / limit)
             if number is not None and number < _NO_LIMIT:
                 found.append((number, _used(folder, usage, cache)))
@@ -30,11 +30,11 @@ def memory(root: Path = Path("/")) -> tuple[int | None, int | None]:
 def cpus(root: Path = Path("/")) -> int | None:
     """The tightest processor quota, in whole processors, rounded up; None without one."""
     quotas: list[float] = []
-    for folder in _levels("cpu", 2, root):
+    for folder in levels("cpu", 2, root):
         words = (read(folder / "cpu.max", 128) or "").split()
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
-    for folder in _levels("cpu", 1, root):
+    for folder in levels("cpu", 1, root):
         quota, period = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
         if quota is not None and quota > 0 and period:
             quotas.append(quota / period)
@@ -52,7 +52,7 @@ def _used(folder: Path, name: str, cache: str) -> int | None:
     return used
 
 
-def _levels(controller: str, version: int, root: Path) -> Iterator[Path]:
+def levels(controller: str, version: int, root: Path) -> Iterator[Path]:
     """The folders of this process's groups, from its own up to the mount."""
     path = _own_group(controller, version, root)
     mount = next((m for m in mounts(root) if _carries(m, controller, version)), None)

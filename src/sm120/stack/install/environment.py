@@ -114,12 +114,8 @@ def relock(stack: Stack, state: State, console: Console) -> Relocked:
 @contextlib.contextmanager
 def _recorded(state: State, argv: list[str]) -> Iterator[Run]:
     run = Run.start(state, "setup", argv)
-    try:
+    with run.failing():
         yield run
-    except BaseException as error:
-        code = error.exit_code if isinstance(error, errors.ToolkitError) else 1
-        run.finish(130 if isinstance(error, KeyboardInterrupt) else code, {"error": str(error)})
-        raise
 
 
 def misfit(lock: "Lock", stack: Stack, base: "Interpreter") -> str:
