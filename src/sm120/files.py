@@ -13,13 +13,13 @@ from pathlib import Path
 from sm120 import errors
 
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT}
 MOVE_REMEDY = "set SM120_HOME=/a/writable/folder: .venv, .sm120 and runs then live there"
 
 
 def no_write(path: Path, error: OSError) -> errors.PreflightError:
     """The one error for a place that cannot be written, by its cause."""
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return errors.PreflightError(
             f"no space left on the disk while writing {path}",
             where=str(path),

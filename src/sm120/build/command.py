@@ -1,4 +1,4 @@
-"""``build-kernels``: source → patches → plan → configure and compile → wheel → install → proof."""
+"""``build-kernels``: source → patches → plan → configure and compile → wheel → audit → install → proof."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from sm120.stack.spec import Stack, load_stack
 from sm120.state import State
 
 if TYPE_CHECKING:
+    from sm120.build.audit import Audit
     from sm120.build.make import Made
     from sm120.build.prepare import Prepared
 
@@ -107,6 +108,7 @@ def _build(
     run: Run,
 ) -> dict[str, object]:
     """``planned``: what is said of the plan, to which the rest is added."""
+    from sm120.build.audit import refuse
     from sm120.build.make import make_wheel
 
     made = make_wheel(prepared, state, run, console)
@@ -122,14 +124,30 @@ def _build(
             "reused": made.compiled is None,
         },
         "compiled": None if made.compiled is None else {**asdict(made.compiled), "wheel": None},
+        "audit": None,
         "installed": None,
         "proved": None,
     }
     console.result(result)  # what there is, should the rest fail
+    audit = _audit(made, prepared.architectures, environment, state, console)
+    result["audit"] = audit.as_json()
+    console.result(result)
+    refuse(audit)
     if not options.install:
         console.info(f"not installed, as asked; to do it: scripts/inv {TASK} without --no-install")
         return result
     return {**result, **_install(made, environment, state, console, run)}
+
+
+def _audit(
+    made: "Made", architectures: tuple[str, ...], environment: Environment, state: State, console: Console
+) -> "Audit":
+    from sm120.build.audit import audit_built, show
+
+    with console.step(f"auditing {made.built.path.name}"):
+        audit = audit_built(made.built.path, environment, architectures, state.root / "cache" / "audit")
+    show(audit, console)
+    return audit
 
 
 def _install(made: "Made", environment: Environment, state: State, console: Console, run: Run) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from sm120 import errors, files
 from sm120.build import patches, wheel
 from sm120.build.compile import Compiled, Job, compile_wheel, remember
+from sm120.build.options import dotted
 from sm120.build.prepare import DISK_BYTES, Prepared
 from sm120.build.recipe import Recipe
 from sm120.build.source import Checkout, check_out, copy, git_environment
@@ -16,6 +17,7 @@ from sm120.console import Console, size
 from sm120.runs import Run
 from sm120.state import State
 
+_REQUIRED = ("common_ops",)  # the package imports nothing without it
 _IDENTITY = "identity"  # in the build folder: of the recipe that cmake/ was made for
 
 
@@ -98,10 +100,12 @@ def _compile(
         environment={
             **git_environment(prepared.wanted.mirror),
             **{name: value.format(cuda=toolchain.cuda_home) for name, value in applied.environment.items()},
+            # Without it torch's CMake files add the card that is here to every compilation, or else all that they know.
+            "TORCH_CUDA_ARCH_LIST": ";".join(map(dotted, prepared.architectures)),
         },
         jobs=prepared.jobs,
         epoch=pristine.committed,
-        required=(),
+        required=_REQUIRED,
     )
     compiled = compile_wheel(job, run, console)
     if compiled.peak_gb_per_thread is not None:

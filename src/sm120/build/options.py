@@ -10,6 +10,12 @@ COMPONENTS = ("sgl-kernel", "flashinfer")
 _ARCH = re.compile(r"(\d{1,2})\.(\d)([af]?)")
 
 
+def dotted(architecture: str) -> str:
+    """120a, as nvcc calls it, in the way of torch's and FlashInfer's variables: 12.0a."""
+    number = architecture.rstrip("af")
+    return f"{number[:-1]}.{number[-1]}{architecture[len(number) :]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     source: Path | None = None

@@ -144,6 +144,8 @@ def _file(path: Path, number: int, package: PylockPackage) -> LockedFile:
         raise _damaged(path, f"{place} must have a version and one wheel")
     wheel = package.wheels[0]
     filename, url, sha256 = wheel.filename, wheel.url or wheel.path or "", wheel.hashes.get("sha256", "")
+    if not _is_file_name(filename):
+        raise _damaged(path, f"{place} has a wheel with no usable file name: {filename!r}")
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise _damaged(path, f"{place} has no SHA-256")
     if wheel.size is not None and wheel.size < 0:
@@ -153,6 +155,11 @@ def _file(path: Path, number: int, package: PylockPackage) -> LockedFile:
     return LockedFile(
         name=package.name, version=str(package.version), filename=filename, url=url, sha256=sha256, size=wheel.size
     )
+
+
+def _is_file_name(text: str) -> bool:
+    """One part of a path, that is: it says where a wheel is put."""
+    return text not in {"", ".", ".."} and not any(sign in "/\\" or ord(sign) < 32 for sign in text)
 
 
 def _is_good_url(url: str) -> bool:

@@ -22,7 +22,9 @@ class FileServer:
     redirect: str | None = None  # the start of the URL that everything is found below
     user: tuple[str, str] | None = None
     requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # path, headers
-    sent: int = 0  # bytes of bodies
+    counted: int = 0  # bytes of bodies
+    answering: int = 0  # requests
+    quiet: threading.Condition = field(default_factory=threading.Condition)
     stalled: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
     scheme: str = "http"
@@ -30,6 +32,23 @@ class FileServer:
 
     def url(self, name: str = "") -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}/{name}"
+
+    @property
+    def sent(self) -> int:
+        """Bytes of bodies, when every answer is at its end: who was answered may look here before the server counts."""
+        with self.quiet:
+            assert self.quiet.wait_for(lambda: not self.answering, 60)
+            return self.counted
+
+    def take(self, request: BaseHTTPRequestHandler) -> None:
+        with self.quiet:
+            self.answering += 1
+        try:
+            self.answer(request)
+        finally:
+            with self.quiet:
+                self.answering -= 1
+                self.quiet.notify_all()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -77,7 +96,8 @@ class FileServer:
         with contextlib.suppress(OSError):
             request.wfile.write(body[:cut])
             request.wfile.flush()
-            self.sent += cut
+            with self.quiet:
+                self.counted += cut
         if self.stall_after is not None and cut < len(body):
             self.stalled.set()
             self.go_on.wait(120)
@@ -91,7 +111,7 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[FileServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            made.answer(self)
+            made.take(self)
 
         def log_message(self, *args: object) -> None:
             pass

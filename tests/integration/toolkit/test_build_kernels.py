@@ -55,10 +55,6 @@ print(json.dumps({
 }))
 """
 
-# Not in CI yet: the audit that two of them ask for is still to come, and so is the cure of a disk that fills up while
-# CMake configures.
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workshop:

@@ -483,7 +483,8 @@ def test_a_process_that_ends_in_the_middle_leaves_a_part_to_go_on_with(
     assert fetcher.end() == (-signal.SIGKILL if sign is signal.SIGKILL else 130), fetcher.output
     assert "Traceback" not in fetcher.output
     left = part.stat().st_size
-    server.stall_after, server.sent = None, 0
+    server.go_on.set()
+    server.stall_after, server.counted = None, 0
     fetch(store, file)
     assert store.path(file).read_bytes() == DATA
     assert server.sent == len(DATA) - left

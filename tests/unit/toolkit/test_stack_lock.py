@@ -99,6 +99,7 @@ def test_no_lock(tmp_path: Path) -> None:
         ('ml_dtypes-1.0-py3-none-any.whl"\npath', '../../x.whl"\npath', "not a pylock file"),
         ('"ml_dtypes-1.0-py3-none-any.whl"\npath', '"../ml_dtypes-1.0-py3-none-any.whl"\npath', "not a pylock file"),
         ('ml_dtypes-1.0-py3-none-any.whl"\npath', 'x.tar.gz"\npath', "not a pylock file"),
+        ('ml_dtypes-1.0-py3-none-any.whl"\npath', 'ml_dtypes-1.0-py3-no/ne-any.whl"\npath', "no usable file name"),
         ('path = "wheels/', 'path = "/etc/', "no usable URL or path"),
         ('path = "wheels/', 'path = "../../', "no usable URL or path"),
         ("https://example.org/whl", "ftp://example.org/whl", "no usable URL or path"),

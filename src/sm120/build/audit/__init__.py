@@ -17,6 +17,7 @@ from sm120.build.audit.model import (
 )
 from sm120.build.audit.rules import judge
 from sm120.build.audit.show import show
+from sm120.build.audit.step import audit_built, audit_modules, refuse, refuse_without_fp4
 
 __all__ = [
     "Arch",
@@ -31,10 +32,14 @@ __all__ = [
     "Runs",
     "Tools",
     "Verdict",
+    "audit_built",
     "audit_files",
     "audit_folder",
+    "audit_modules",
     "audit_wheel",
     "find_tools",
     "judge",
+    "refuse",
+    "refuse_without_fp4",
     "show",
 ]

@@ -7,9 +7,10 @@ from pathlib import Path
 from sm120 import errors
 from sm120.build.audit import installed
 from sm120.build.audit.auditing import audit_items, audit_wheel
-from sm120.build.audit.cuobjdump import Tools, find_tools
+from sm120.build.audit.cuobjdump import Tools
 from sm120.build.audit.model import Audit, Capability
 from sm120.build.audit.show import show
+from sm120.build.audit.step import refuse, tools_of
 from sm120.build.audit.subject import scratch as temporary
 from sm120.console import Console
 from sm120.runs import Run
@@ -70,23 +71,9 @@ def audit(options: Options) -> None:
         run.write_json("result.json", document)
         console.result(document)
         show(done, console)
-        _conclude(done, console)
+        refuse(done)
+        console.info(f"{done.subject}: nothing refused")
     run.finish(0, {"subject": done.subject, "good": done.good})
-
-
-def tools_of(environment: Environment) -> Tools:
-    """Of the stack's CUDA home. Raises PreflightError when there is none."""
-    if environment.cuda_home is None:
-        raise errors.PreflightError(
-            f"the stack {environment.name} has no CUDA home, whose tools read what a library holds",
-            where=str(environment.python),
-            remedy=f"{_TOOLS}, then the same command with --stack cpu",
-        )
-    from sm120.stack.cuda.home import read_cuda_home
-
-    home = read_cuda_home(environment.cuda_home, site_packages(environment.python.parents[1]))
-    version = home.version if home is not None else None
-    return find_tools(environment.cuda_home, int(version.partition(".")[0]) if version else None)
 
 
 def _environment(options: Options, state: State) -> Environment:
@@ -134,19 +121,6 @@ def _audited(
             sass="fp4",
             scratch=folder,
         )
-
-
-def _conclude(done: Audit, console: Console) -> None:
-    if not done.judged:
-        held = f"none of its {len(done.libraries)} libraries holds" if done.libraries else "it has no library with"
-        raise errors.NothingChecked(f"nothing to audit in {done.subject}: {held} code for GPUs", where=done.subject)
-    refused = done.refused
-    if refused:
-        more = f", and {len(refused) - 1} more" if len(refused) > 1 else ""
-        raise errors.BinaryError(
-            f"{done.subject}: {refused[0].text}{more}", where=refused[0].library, remedy=refused[0].remedy
-        )
-    console.info(f"{done.subject}: nothing refused")
 
 
 def _argv(options: Options) -> list[str]:

@@ -1,6 +1,7 @@
 """Configure → compile → wheel, as often as memory makes it necessary."""
 
 import os
+import tempfile
 import time
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from sm120.build.compile.environment import (
     settings,
     without_what_changes_the_build,
 )
-from sm120.build.compile.explain import AGAIN, explain, look_into, show
+from sm120.build.compile.explain import AGAIN, explain, full_disk, look_into, show
 from sm120.build.compile.follow import Follow
 from sm120.build.compile.jobs import Jobs, halved
 from sm120.build.compile.leftovers import end_session
@@ -171,7 +172,12 @@ class _Attempt:
             return _TooLittleMemory(f"{failure.file or 'the build'}: {kill}")
         show(failure, self._console)
         return explain(
-            failure, kill, jobs=self.jobs.jobs, held=self._meter.peaks.get(failure.file or ""), log=str(self._log)
+            failure,
+            kill,
+            jobs=self.jobs.jobs,
+            held=self._meter.peaks.get(failure.file or ""),
+            log=str(self._log),
+            full=full_disk(self._job.build, Path(tempfile.gettempdir())),
         )
 
     def ccache_counts(self) -> tuple[int, int] | None:

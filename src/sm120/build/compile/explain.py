@@ -1,9 +1,10 @@
 """The one error that a build which failed ends with."""
 
+import tempfile
 from pathlib import Path
 
-from sm120 import errors
-from sm120.build.compile.failures import Failure, find_failure
+from sm120 import errors, files
+from sm120.build.compile.failures import Failure, disk_full, find_failure
 from sm120.build.compile.memory import Kill, judge
 from sm120.console import Console, clean, size
 from sm120.process import TAIL_LINES, Completed
@@ -11,6 +12,7 @@ from sm120.process import TAIL_LINES, Completed
 AGAIN = "the same command goes on with what is built"
 _LENGTH = 1000  # of a compiler's message; templates have longer names
 _WIDTH = 300  # of a line that is shown
+_ROOM = 2**20  # bytes; with less than that free, no build gets far
 
 
 def look_into(
@@ -31,8 +33,28 @@ def show(failure: Failure, console: Console) -> None:
         console.info("\n".join(shown))
 
 
-def explain(failure: Failure, kill: Kill, *, jobs: int, held: int | None, log: str) -> errors.ToolkitError:
-    """The one error for a build that failed. ``held``: bytes that the file's compilers were seen to hold."""
+def full_disk(*folders: Path) -> Path | None:
+    """The first of the folders in which nothing can be written for want of space.
+
+    CMake and its helpers do not always say so: they leave a file cut short, and what reads it next complains of that.
+    """
+    for folder in folders:
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(_ROOM))
+        except OSError as error:
+            if error.errno in files.FULL:
+                return folder
+    return None
+
+
+def explain(
+    failure: Failure, kill: Kill, *, jobs: int, held: int | None, log: str, full: Path | None
+) -> errors.ToolkitError:
+    """The one error for a build that failed.
+
+    ``held``: bytes that the file's compilers were seen to hold. ``full``: a folder of the build on a full disk.
+    """
     file = failure.file or "the build"
     held_text = f" (seen with {size(held)})" if held else ""
     if kill is Kill.MEMORY:
@@ -41,6 +63,12 @@ def explain(failure: Failure, kill: Kill, *, jobs: int, held: int | None, log: s
             where=log,
             remedy=f"end other programs or add memory or swap; {AGAIN}",
         )
+    known = failure.diagnosis()
+    inside = f"{failure.file}: " if failure.file and failure.file not in failure.first else ""
+    error = f"{inside}{failure.first}"[:_LENGTH]
+    if full is not None:
+        known = disk_full()
+        return errors.PreflightError(f"{known.what} at {full}: {error}", where=log, remedy=known.cure)
     if failure.silent:
         return errors.BuildError(
             "the build ended without a word, as if somebody had killed it", where=log, remedy=AGAIN
@@ -53,9 +81,6 @@ def explain(failure: Failure, kill: Kill, *, jobs: int, held: int | None, log: s
         )
     if kill is Kill.SOMEBODY:
         return errors.BuildError(f"{file}: {kill} (its counter did not rise)", where=log, remedy=AGAIN)
-    known = failure.diagnosis()
-    inside = f"{failure.file}: " if failure.file and failure.file not in failure.first else ""
-    error = f"{inside}{failure.first}"[:_LENGTH]
     if known is None:
         return errors.BuildError(error, where=log, remedy=f"read the log from its first error on; {AGAIN}")
     kind = errors.PreflightError if known.machine else errors.BuildError

@@ -110,6 +110,12 @@ def catalogue() -> tuple[Known, ...]:
     )
 
 
+def disk_full() -> Diagnosis:
+    """For a build whose output does not say it."""
+    (known,) = (entry for entry in catalogue() if entry.id == "disk-full")
+    return _named(known, "")
+
+
 @functools.cache
 def _left_out() -> re.Pattern[str]:
     return re.compile("|".join(f"(?:{pattern})" for pattern in _data()["left-out"]))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from sm120.build.audit import Audit, audit_modules, refuse, refuse_without_fp4, show
 from sm120.build.flashinfer.making import BuiltModule, build
 from sm120.build.flashinfer.modules import chosen, modules
 from sm120.build.flashinfer.planning import Planned, plan, version_in
@@ -26,7 +27,8 @@ def build_flashinfer(
 ) -> dict[str, object]:
     """Builds what a server's first start would compile; shows what, and what came of it.
 
-    Raises UsageError (no FlashInfer, no such module), PreflightError (no CUDA home, disk), BuildError.
+    Raises UsageError (no FlashInfer, no such module), PreflightError (no CUDA home, disk), BuildError, BinaryError
+    when what was built does not run there, or lacks the FP4 instructions that it is for.
     """
     wanted = chosen(only, modules())
     toolchain = find(environment)
@@ -39,7 +41,7 @@ def build_flashinfer(
         console.warn(text)
     built = () if dry_run or run is None else build(planned, toolchain, jobs, run, console)
     _table(planned, built, console)
-    return {
+    result: dict[str, object] = {
         "schema": SCHEMA,
         "component": "flashinfer",
         "stack": environment.name,
@@ -49,7 +51,40 @@ def build_flashinfer(
         "dry_run": dry_run,
         "modules": [_described(one) for one in planned],
         "built": [{**asdict(one), "path": str(one.path)} for one in built],
+        "audit": [],
     }
+    if dry_run or run is None:
+        return result
+    console.result(result)  # what there is, should the audit refuse it
+    with console.step("auditing them"):
+        audits = [_audit(group, environment) for group in _groups(planned)]
+    result["audit"] = [audit.as_json() for audit in audits]
+    console.result(result)
+    for audit in audits:
+        show(audit, console)
+        refuse(audit)
+    for audit, group in zip(audits, _groups(planned), strict=True):
+        if group[0].module.fp4:
+            refuse_without_fp4(audit)
+    return result
+
+
+def _groups(planned: Sequence[Planned]) -> list[list[Planned]]:
+    """Of one architecture, and with FP4 instructions or without: what is audited together."""
+    there = [one for one in planned if one.library is not None]
+    kinds = {(one.target.architecture, one.module.fp4): None for one in there}
+    return [[one for one in there if (one.target.architecture, one.module.fp4) == kind] for kind in kinds]
+
+
+def _audit(group: Sequence[Planned], environment: Environment) -> Audit:
+    first = group[0]
+    return audit_modules(
+        [one.library for one in group if one.library is not None],
+        environment,
+        first.target.architecture,
+        fp4=first.module.fp4,
+        package=f"FlashInfer's modules {'with' if first.module.fp4 else 'without'} FP4 for {first.target.listed}",
+    )
 
 
 def _warn_of_others(targets: Sequence[Target], variables: Mapping[str, str], console: Console) -> None:

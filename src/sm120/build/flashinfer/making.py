@@ -1,12 +1,13 @@
 """Compiles what the plan says, one module after the other; each that is whole stays, whatever comes after it."""
 
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm120 import errors, process
-from sm120.build.compile.explain import AGAIN, explain, look_into, show
+from sm120.build.compile.explain import AGAIN, explain, full_disk, look_into, show
 from sm120.build.compile.failures import Failure
 from sm120.build.compile.memory import Kill, oom_kills
 from sm120.build.compile.ninja import counted, output_of
@@ -132,7 +133,14 @@ class _Work:
         if kill is Kill.MEMORY and jobs > 1:
             return None
         show(failure, self._console)
-        return self._missing(failure) or explain(failure, kill, jobs=jobs, held=None, log=str(self._log))
+        return self._missing(failure) or explain(
+            failure,
+            kill,
+            jobs=jobs,
+            held=None,
+            log=str(self._log),
+            full=full_disk(workspace(self._toolchain.variables), Path(tempfile.gettempdir())),
+        )
 
     def _missing(self, failure: Failure) -> errors.BuildError | None:
         """The CUDA home is too small."""

@@ -1,16 +1,16 @@
 """The environment that a server has: it decides FlashInfer's flags, and the folder in which it looks for modules."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from sm120.build.options import dotted
 
 LIST = "FLASHINFER_CUDA_ARCH_LIST"
 BASE = "FLASHINFER_WORKSPACE_BASE"
 # They change how ninja's output reads, or how many jobs run, and not what is compiled.
 _NOT_OURS = ("NINJA_STATUS", "FORCE_COLOR", "CLICOLOR_FORCE", "MAX_JOBS")
-_NAME = re.compile(r"(\d+)(\d)([af]?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,10 @@ class Target:
 
 def target(architecture: str, variables: Mapping[str, str]) -> Target:
     """The stack's own list where it has the architecture: the server's folder is named after the whole list."""
-    match = _NAME.fullmatch(architecture)
-    if match is None:
-        raise ValueError(f"{architecture} is no architecture")
-    own = f"{match[1]}.{match[2]}"
+    own = dotted(architecture)
     listed = variables.get(LIST, "").split()
-    served = bool({f"{own}{match[3]}", f"{own}f"} & set(listed))
-    return Target(architecture=architecture, listed=" ".join(listed) if served else f"{own}{match[3]}", served=served)
+    served = bool({own, f"{own.rstrip('af')}f"} & set(listed))
+    return Target(architecture=architecture, listed=" ".join(listed) if served else own, served=served)
 
 
 def workspace(variables: Mapping[str, str]) -> Path:

@@ -2,41 +2,13 @@
 
 import json
 import platform
-from collections.abc import Sequence
 from dataclasses import replace
 
-from sm120.build.audit.auditing import verdicts_of
-from sm120.build.audit.findings import findings, operators
-from sm120.build.audit.model import Arch, Audit, Capability, Code, Finding, Level, LibraryFacts, Operators
+from tests.unit.toolkit.build.audits_made import SM90A, SM120A, SM120F, audit, library
+
+from sm120.build.audit.findings import operators
+from sm120.build.audit.model import Arch, Audit, Finding, Level, LibraryFacts, Operators
 from sm120.build.audit.operators import Calls
-
-ON: tuple[Capability, ...] = ((12, 0), (12, 1))
-SM90A, SM120A, SM120F = Arch(9, 0, "a"), Arch(12, 0, "a"), Arch(12, 0, "f")
-
-
-def library(path: str, *archs: Arch, kind: str = "cubin") -> LibraryFacts:
-    codes = tuple(Code(arch=arch, kind=kind, count=1, size=10) for arch in archs)
-    needed = ("libcudart.so.13", "libc10.so")
-    return LibraryFacts(path=path, package="p", machine=platform.machine(), codes=codes, needed=needed, cuda_major=13)
-
-
-def audit(
-    *libraries: LibraryFacts,
-    on: Sequence[Capability] = ON,
-    cuda: int | None = 13,
-    compared: str | None = None,
-    bound: Operators | None = None,
-) -> Audit:
-    verdicts = verdicts_of(libraries, on)
-    found = findings(libraries, verdicts, on, cuda=cuda, compared=compared, operators=bound or Operators())
-    return Audit(
-        subject="s",
-        capabilities=tuple(on),
-        libraries=libraries,
-        verdicts=verdicts,
-        operators=bound or Operators(),
-        findings=found,
-    )
 
 
 def levels(done: Audit) -> list[Level]:

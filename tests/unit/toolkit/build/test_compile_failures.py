@@ -1,14 +1,19 @@
 """From the output of a failed build to its first error and the cure."""
 
+import errno
+import io
 import random
 import re
+import tempfile
+from pathlib import Path
+from typing import IO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sm120 import errors
-from sm120.build.compile.explain import explain
+from sm120.build.compile.explain import explain, full_disk
 from sm120.build.compile.failures import Failure, catalogue, error_in, find_failure, left_out
 from sm120.build.compile.memory import Kill
 
@@ -200,7 +205,7 @@ def test_every_sample_is_known_as_what_it_is(id_: str, lines: list[str]) -> None
     found = failure.diagnosis()
     assert found is not None, failure
     assert found.id == id_, failure
-    error = explain(failure, Kill.NONE, jobs=2, held=None, log="/run/build.log")
+    error = explain(failure, Kill.NONE, jobs=2, held=None, log="/run/build.log", full=None)
     assert isinstance(error, errors.PreflightError if entry.machine else errors.BuildError)
     assert error.where == "/run/build.log"
     assert error.remedy == found.cure
@@ -224,7 +229,7 @@ def test_error_has_place_message_and_file() -> None:
     failure = find_failure(SAMPLES["cccl-moved"][0])
     assert failure.first == "/d/mscclpp/include/atomic_device.hpp:10: cuda/atomic: No such file or directory"
     assert failure.file == "src/x.cc"
-    error = explain(failure, Kill.NONE, jobs=2, held=None, log="l")
+    error = explain(failure, Kill.NONE, jobs=2, held=None, log="l", full=None)
     assert error.message.endswith(
         ": src/x.cc: /d/mscclpp/include/atomic_device.hpp:10: cuda/atomic: No such file or directory"
     )
@@ -292,7 +297,7 @@ def test_an_end_without_a_word_is_silent() -> None:
     failure = find_failure([BUILDING, "[1/9] g++ -c a.cc -o a.o", "a warning"])
     assert failure.silent
     assert failure.output == ("a warning",)
-    error = explain(failure, Kill.SOMEBODY, jobs=2, held=None, log="l")
+    error = explain(failure, Kill.SOMEBODY, jobs=2, held=None, log="l", full=None)
     assert "without a word" in error.message
 
 
@@ -316,7 +321,7 @@ def test_words_about_a_kill() -> None:
     failure = find_failure(step("Killed", code="[code=137] "))
 
     def words(kill: Kill, jobs: int = 8) -> errors.ToolkitError:
-        return explain(failure, kill, jobs=jobs, held=4_200_000_000, log="l")
+        return explain(failure, kill, jobs=jobs, held=4_200_000_000, log="l", full=None)
 
     memory = words(Kill.MEMORY, 1)
     assert memory.message.startswith("csrc/a.cu needs more memory than there is (seen with 4.2 GB)")
@@ -331,15 +336,38 @@ def test_words_about_a_kill() -> None:
 
 
 def test_an_unknown_error_says_where_to_read() -> None:
-    error = explain(Failure(first="a.cu:1: odd", file="a.cu"), Kill.NONE, jobs=1, held=None, log="/l")
+    error = explain(Failure(first="a.cu:1: odd", file="a.cu"), Kill.NONE, jobs=1, held=None, log="/l", full=None)
     assert (error.message, error.where, error.exit_code) == ("a.cu:1: odd", "/l", 12)
+
+
+def test_a_full_disk_is_the_reason_whatever_the_words_were() -> None:
+    failure = Failure(first="build.ninja:48: unknown build rule 'CUSTOM_COMMAND'")
+    error = explain(failure, Kill.NONE, jobs=1, held=None, log="/l", full=Path("/b"))
+    assert isinstance(error, errors.PreflightError)
+    assert error.message.startswith("the disk is full at /b: build.ninja:48")
+    assert "free some space" in (error.remedy or "")
+
+
+def test_a_folder_with_room_is_not_full(tmp_path: Path) -> None:
+    assert full_disk(tmp_path, tmp_path / "absent") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_room_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def temporary(*, dir: Path) -> IO[bytes]:  # noqa: A002 -- tempfile names it so
+        if dir == tmp_path:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return io.BytesIO()
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", temporary)
+    assert full_disk(Path("/other"), tmp_path) == tmp_path
 
 
 @given(st.lists(st.text()))
 def test_any_output_has_an_explanation(lines: list[str]) -> None:
     failure = find_failure(lines)
     assert failure.first
-    assert explain(failure, Kill.NONE, jobs=1, held=None, log="l").message
+    assert explain(failure, Kill.NONE, jobs=1, held=None, log="l", full=None).message
 
 
 @given(st.integers(0, 2**32))

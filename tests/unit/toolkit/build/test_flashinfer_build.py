@@ -7,15 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.toolkit.build import flashinfer_made
+from tests.unit.toolkit.build.audits_made import SM90A, SM120A, audit, library
 from tests.unit.toolkit.build.flashinfer_made import AIMED, GEMM, QUANTISER, Made, make, module
 
 from sm120 import errors
+from sm120.build.audit import Arch, Audit
 from sm120.build.flashinfer import BuiltModule, Module, Planned, State, build, build_flashinfer, command, making, plan
 from sm120.console import Console
 from sm120.stack.install.record import Environment
@@ -330,12 +333,66 @@ def test_a_dry_run_shows_the_plan(stands_in: Made, capsys: pytest.CaptureFixture
     assert not stands_in.base.exists()
 
 
-def test_the_task_builds_and_shows_how_long_it_took(stands_in: Made, capsys: pytest.CaptureFixture[str]) -> None:
+@dataclass
+class Audits:
+    """Stands in for the audit: what was asked of it, and the FP4 instructions that it finds."""
+
+    omma: int = 8
+    arch: Arch = SM120A
+    asked: list[tuple[str, str, bool]] = field(default_factory=list)
+
+    def __call__(
+        self, modules: Sequence[Path], environment: Environment, architecture: str, *, fp4: bool, package: str
+    ) -> Audit:
+        self.asked += [(str(path), architecture, fp4) for path in modules]
+        facts = [
+            replace(library(str(path), self.arch), omma={self.arch: self.omma} if fp4 else None) for path in modules
+        ]
+        return audit(*facts, on=[(12, 0)])
+
+
+@pytest.fixture
+def audits(monkeypatch: pytest.MonkeyPatch) -> Audits:
+    stand_in = Audits()
+    monkeypatch.setattr(command, "audit_modules", stand_in)
+    return stand_in
+
+
+def test_the_task_builds_audits_and_shows_how_long_it_took(
+    stands_in: Made, audits: Audits, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = result(stands_in, dry=False)
     (row,) = found["built"]
     assert (row["name"], row["path"], row["files"]) == ("gemm", str(stands_in.library()), 4)
     assert "built now" in capsys.readouterr().out
-    assert result(stands_in, dry=False)["built"] == []
+    assert [one["good"] for one in found["audit"]] == [True]
+    again = result(stands_in, dry=False)
+    assert again["built"] == []
+    assert again["audit"] == found["audit"], "what is there already is audited too"
+    assert audits.asked == [(str(stands_in.library()), "120a", False)] * 2
+
+
+def test_a_module_without_the_fp4_instructions_that_it_is_for_is_refused(
+    stands_in: Made, audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "modules", lambda: (replace(GEMM, fp4=True), QUANTISER))
+    (done,) = result(stands_in, dry=False)["audit"]
+    assert done["libraries"][0]["omma"] == 8
+    audits.omma = 0
+    with pytest.raises(errors.BinaryError, match=r"holds no FP4 instruction for 12\.0"):
+        result(stands_in, dry=False)
+    audits.arch = SM90A
+    with pytest.raises(errors.BinaryError, match=r"nothing of p runs on 12\.0"):
+        result(stands_in, dry=False)
+
+
+def test_modules_with_fp4_and_without_are_audited_apart(
+    stands_in: Made, audits: Audits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "modules", lambda: (replace(GEMM, fp4=True), QUANTISER))
+    found = build_flashinfer(environment(stands_in), ("120a",), 2, (), False, stands_in.run, Console.current())
+    assert [len(one["libraries"]) for one in found["audit"]] == [1, 1]  # type: ignore[attr-defined]
+    assert [fp4 for _, _, fp4 in audits.asked] == [True, False]
 
 
 def test_a_folder_that_no_server_here_uses_is_said(stands_in: Made, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from sm120 import errors
-from sm120.build.options import Options
+from sm120.build.options import Options, dotted
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,8 @@ def test_flags_that_go_together_pass() -> None:
     Options(source=Path("x"), git_mirror=Path("m"), jobs=2, arch=("12.0a", "12.1a"), install=False).check()
     Options(component="flashinfer", modules=("fp4_quantization",)).check()
     Options(rollback=True).check()
+
+
+@pytest.mark.parametrize(("architecture", "text"), [("120a", "12.0a"), ("121f", "12.1f"), ("90", "9.0")])
+def test_an_architecture_in_the_way_of_torchs_variable(architecture: str, text: str) -> None:
+    assert dotted(architecture) == text
